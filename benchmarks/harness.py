@@ -55,13 +55,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Args:
-    """How to run: `rounds` interleaved rounds on the CPUs `affinity`, on the recorded sessions `files`."""
+    """How to run: `rounds` interleaved rounds on the CPUs `affinity`, on the recorded sessions `files`.
+
+    `python` is an interpreter with another version of orch, for the benches that compare versions.
+    """
 
     quick: bool
     json: bool
     affinity: frozenset[int]
     rounds: int
     files: tuple[Path, ...] = ()
+    python: Path | None = None
 
 
 def satisfies(value: float, bound: str) -> bool:
@@ -219,6 +223,7 @@ def main(
         "--rounds", type=int, help=f"interleaved rounds (default {rounds}, {quick_rounds} with --quick)"
     )
     parser.add_argument("files", nargs="*", type=Path, help=f"recorded sessions (default: those in ${RECORDINGS})")
+    parser.add_argument("--python", type=Path, help="interpreter with another version of orch (bench_calls.py)")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a row misses its must")
     given = parser.parse_args()
     try:
@@ -236,6 +241,7 @@ def main(
         cpus,
         given.rounds or (quick_rounds if given.quick else rounds),
         files,
+        given.python,
     )
     found = measure(args)
     rows: list[Row] = asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found  # type: ignore[assignment]

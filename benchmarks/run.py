@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 BENCHES = (
     "bench_start.py",
     "bench_roundtrip.py",
+    "bench_calls.py",
     "bench_memory.py",
     "bench_scale.py",
     "bench_cli.py",

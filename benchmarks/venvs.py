@@ -40,7 +40,7 @@ def own_python() -> Path:
                 _venv("own")
             shutil.rmtree(SCRATCH / "dist", ignore_errors=True)
             _pip(python, "wheel", "--no-deps", "--wheel-dir", str(SCRATCH / "dist"), str(ROOT))
-            (wheel,) = (SCRATCH / "dist").glob("orch-*.whl")
+            (wheel,) = (SCRATCH / "dist").glob("orch_agents-*.whl")
             _pip(python, "install", "--constraint", str(ROOT / "constraints.txt"), str(wheel))
             if not fresh:
                 _pip(python, "install", "--no-deps", "--force-reinstall", str(wheel))

@@ -201,3 +201,24 @@ def test_machine_facts_name_the_python(run: ModuleType) -> None:
     """The line over the table says on what the figures were taken."""
     assert "cores" in run.machine()
     assert "Python 3." in run.machine()
+
+
+def test_calls_are_counted_by_phase_and_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only calls of the phase count; a module of orch is told from others by its package."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
+    counter = importlib.import_module("count_calls")
+    log = tmp_path / "log"
+    log.write_text(
+        "1 7 orch.tree.tree\n1 8 orch_worker.agent.turn\n1 8 orchard\n1 7 orch.tree.tree\n2 7 orch.api.agent\n"
+    )
+    assert counter.summary(log, 1) == {"calls": 3, "modules": 2, "all_calls": 4}
+
+
+def test_calls_are_compared_with_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each figure has its ratio to the peer's; without a peer it stands alone."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    calls = importlib.import_module("bench_calls")
+    ours = [{action: dict.fromkeys(calls.FIGURES, 3) for action in calls.ACTIONS}]
+    peer = [{action: dict.fromkeys(calls.FIGURES, 4) for action in calls.ACTIONS}]
+    assert {row.ratio for row in calls.rows(ours, peer)} == {0.75}
+    assert [row.ours for row in calls.rows(ours, [])] == [3.0] * 6
