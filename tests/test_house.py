@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sources import ROOT, Module, broken, called, modules, nodes, parsed
+from source_tree import ROOT, Module, broken, called, modules, nodes, parsed
 
 pytestmark = pytest.mark.timeout(240)  # each looks through all there is
 MOST_LINES = 1000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sources import PACKAGES, ROOT, Module, imports_of, modules
+from source_tree import PACKAGES, ROOT, Module, imports_of, modules
 
 HEAVY = ("zmq", "structlog", "anthropic", "openai", "multiprocess", "tenacity", "sqlite3", "dill", "httpx2", "secrets")
 

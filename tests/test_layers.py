@@ -11,7 +11,7 @@ from itertools import chain
 
 import pytest
 
-from sources import PACKAGES, ROOT, Module, broken, imports_of, modules
+from source_tree import PACKAGES, ROOT, Module, broken, imports_of, modules
 
 pytestmark = pytest.mark.timeout(240)  # each looks through all there is
 OURS = tuple(PACKAGES)

@@ -11,7 +11,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from sources import PACKAGES, ROOT
+from source_tree import PACKAGES, ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAKEFILE = (ROOT / "Makefile").read_text()

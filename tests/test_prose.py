@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sources import ROOT, broken, texts
+from source_tree import ROOT, broken, texts
 
 pytestmark = pytest.mark.timeout(240)  # each looks through all there is
 FORBIDDEN = {

@@ -13,7 +13,7 @@ from msgspec.structs import fields
 
 import orch
 from orch_protocol.core import errors
-from sources import ROOT
+from source_tree import ROOT
 
 PUBLIC = {
     "Abort",

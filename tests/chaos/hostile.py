@@ -31,7 +31,9 @@ sys.path.insert(0, str(TESTS))
 
 import msgspec  # noqa: E402
 
-from frames import KINDS, mutated, some_body  # noqa: E402
+from agent_history import PROFILES, Life  # noqa: E402
+from damaged_lines import spoilt  # noqa: E402
+from hostile_frames import KINDS, mutated, some_body  # noqa: E402
 from orch.archival.store.session_archives import SessionArchives  # noqa: E402
 from orch.config.config import flat, load  # noqa: E402
 from orch.processes.router import PeerTable, Router  # noqa: E402
@@ -44,8 +46,6 @@ from orch_protocol.wire.worker_messages import BODIES, Hello, Ready  # noqa: E40
 from orch_worker.session.log.append_log import AppendLog  # noqa: E402
 from orch_worker.session.log.record_format import seal, unseal  # noqa: E402
 from orch_worker.session.transcript import Transcript, read_last_turn, read_session, read_usage  # noqa: E402
-from past import PROFILES, Life  # noqa: E402
-from vandal import spoilt  # noqa: E402
 
 HANGS: Final = 60.0
 MOST_MIB: Final = 50

@@ -1,8 +1,8 @@
 """Lets each thing that a life does to a file fail, one after the other, and looks at what is left: `injector.py`.
 
-The life is `ordeal.py`'s. It begins with files that a death has left half done, so that mending them is part of it. In
+The life is that of `agent_life.py`. It begins with files that a crash left half done, so that repair is part of it. In
 one call it is killed before, after or in the middle, or the disk fails, once or for good. Then it goes on without a
-fault, and `verdict.py`, which shares no code with the product, says what is lost or twice.
+fault, and `lost_work.py`, which shares no code with the product, says what is lost or twice.
 
 `--way calls` puts the faults into the calls that Python makes; `--way strace` lets the kernel make them, below
 everything, SQLite included. Each life is a fork. `--every K` takes each Kth point alone.
@@ -33,8 +33,8 @@ from typing import Final, NamedTuple
 TESTS: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
-from chaos import ordeal  # noqa: E402
-from chaos.verdict import judge, rows  # noqa: E402
+from chaos import agent_life  # noqa: E402
+from chaos.lost_work import judge, rows  # noqa: E402
 
 SECONDS: Final = 60.0
 """After which a life hangs: its clock waits for nothing, so it takes none."""
@@ -79,7 +79,7 @@ class Stage:
         self.says = folder / "says"
         self.home.mkdir(mode=0o700, parents=True)
         (folder / "note.txt").write_text("The port is 4711.\n")
-        ended(forked(lambda: ordeal.main(self.home, self.told, 0), self.says), 0, "the life that goes before")
+        ended(forked(lambda: agent_life.main(self.home, self.told, 0), self.says), 0, "the life that goes before")
         self._spoil()
         self.before = folder / "before"
         shutil.copytree(self.home, self.before)
@@ -172,9 +172,9 @@ class ByCalls:
         counts = stage.folder / "counts"
 
         def life() -> int:
-            ordeal.fault = ordeal.Fault(stage.home)
-            code = ordeal.main(stage.home, stage.told, stage.asked())
-            ordeal.fault, seen = None, ordeal.fault.seen
+            agent_life.fault = agent_life.Fault(stage.home)
+            code = agent_life.main(stage.home, stage.told, stage.asked())
+            agent_life.fault, seen = None, agent_life.fault.seen
             counts.write_text(json.dumps(seen))
             return code
 
@@ -191,8 +191,8 @@ class ByCalls:
         """Live, and let it happen; return how that ended."""
 
         def life() -> int:
-            ordeal.fault = ordeal.Fault(stage.home, *point)
-            return ordeal.main(stage.home, stage.told, stage.asked())
+            agent_life.fault = agent_life.Fault(stage.home, *point)
+            return agent_life.main(stage.home, stage.told, stage.asked())
 
         return waited(forked(life, stage.says))
 
@@ -228,7 +228,7 @@ class ByStrace:
             os.close(held)
             may_be_traced()
             os.read(gate, 1)
-            return ordeal.main(stage.home, stage.told, stage.asked())
+            return agent_life.main(stage.home, stage.told, stage.asked())
 
         pid = forked(life, stage.says)
         os.close(gate)
@@ -289,9 +289,9 @@ def tried(stage: Stage, way: ByCalls | ByStrace, point: Point) -> list[str]:
     """Let it happen at `point`, go on without, and return what is wrong, a sentence each."""
     stage.reset()
     code = way.live(stage, point)
-    if code not in (0, ordeal.GAVE_UP, -signal.SIGKILL, 128 + signal.SIGKILL):
+    if code not in (0, agent_life.GAVE_UP, -signal.SIGKILL, 128 + signal.SIGKILL):
         return [f"{point}: {'it hangs' if code is None else f'it ends with {code}'}: {stage.last_words()}"]
-    code = waited(forked(lambda: ordeal.main(stage.home, stage.told, stage.asked(), again=True), stage.says))
+    code = waited(forked(lambda: agent_life.main(stage.home, stage.told, stage.asked(), again=True), stage.says))
     wrong = [] if code == 0 else [f"{point}: what follows ends with {code}: {stage.last_words()}"]
     return wrong + [f"{point}: {each}" for each in judge(stage.home, stage.told)]
 
@@ -349,7 +349,7 @@ def main() -> int:
     if arguments.way == "strace" and (reason := no_strace()):
         print(f"skipped: {reason}")
         return 0
-    ordeal.watch()
+    agent_life.watch()
     for name in ("orch.api.orchestrator", "orch.testing"):
         importlib.import_module(name)  # each fork has it then
 

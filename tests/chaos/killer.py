@@ -1,7 +1,7 @@
 """Kills processes of a working daemon at random moments while clients ask: `killer.py --kills N --seed S --seconds T`.
 
 Victims are workers, holders, zygotes, the shim, the daemon and commands of the shell. Clients keep what they were told;
-`verdict.py` compares that with the files afterwards. A kill counts when somebody was answered after it, so that a
+`lost_work.py` compares that with the files afterwards. A kill counts when somebody was answered after it, so that a
 standstill is found out as well. Nothing of the product is imported: it is what the processes do that counts.
 """
 
@@ -26,8 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from chaos.verdict import judge
-from sources import PACKAGES, ROOT
+from chaos.lost_work import judge
+from source_tree import PACKAGES, ROOT
 
 MAIN = "import sys; from orch.cli import main; sys.exit(main())"
 CONFIG = """

@@ -37,7 +37,7 @@ STORE, WIRE = "worker/orch_worker/session/log/append_log.py", "protocol/orch_pro
 TREE, ROUTER = "orchestrator/orch/tree/tree.py", "orchestrator/orch/processes/router.py"
 HTTP, ASKING = "worker/orch_worker/tools/web/http.py", "orchestrator/orch/services/agents/query.py"
 REPOSITORY = "worker/orch_worker/tools/shell/git_repository.py"
-POWER = "tests/orchestrator/archival/test_power.py::test_what_was_told_of_is_there"
+POWER = "tests/orchestrator/archival/test_power_loss.py::test_what_was_told_of_is_there"
 
 MUTANTS: Final = (
     Mutant(
@@ -45,21 +45,21 @@ MUTANTS: Final = (
         STORE,
         "                os.ftruncate(descriptor, loaded.end)\n",
         "",
-        "tests/worker/test_store.py::test_cut_at_every_byte",
+        "tests/worker/session/log/test_append_log.py::test_cut_at_every_byte",
     ),
     Mutant(
         "a torn tail is not kept",
         STORE,
         "aside=keep_aside(path, loaded.torn)",
         "aside=None",
-        "tests/worker/test_store.py::test_torn_tails_are_kept_side_by_side",
+        "tests/worker/session/log/test_append_log.py::test_torn_tails_are_kept_side_by_side",
     ),
     Mutant(
         "what a full disk left of a write stays",
         STORE,
         "            os.ftruncate(self._descriptor, self._state[0])\n",
         "            pass\n",
-        "tests/worker/test_store_disk.py::test_full_disk_leaves_nothing_behind",
+        "tests/worker/session/log/test_append_log_disk.py::test_full_disk_leaves_nothing_behind",
     ),
     Mutant(
         "a sync that failed is tried again",
@@ -67,7 +67,7 @@ MUTANTS: Final = (
         "            raise StoreError(self.fault) from error\n        self._synced",
         "            fault, self.fault = self.fault, ''\n            raise StoreError(fault) from error\n"
         "        self._synced",
-        "tests/worker/test_store_disk.py::test_failed_sync_is_final",
+        "tests/worker/session/log/test_append_log_disk.py::test_failed_sync_is_final",
     ),
     Mutant(
         "half an append counts",
@@ -81,7 +81,7 @@ MUTANTS: Final = (
         "worker/orch_worker/session/log/record_format.py",
         "        checksum = crc32(body, checksum)\n        lines",
         "        checksum = crc32(body)\n        lines",
-        "tests/worker/test_store.py::test_inserted_and_repeated_lines_are_skipped",
+        "tests/worker/session/log/test_append_log.py::test_inserted_and_repeated_lines_are_skipped",
     ),
     Mutant(
         "an archive is told of before it is on the disk",
@@ -104,7 +104,7 @@ MUTANTS: Final = (
         "worker/orch_worker/session/log/lock.py",
         "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "",
-        "tests/worker/test_lock.py::test_second_owner_is_told_who_the_first_is",
+        "tests/worker/session/log/test_lock.py::test_second_owner_is_told_who_the_first_is",
     ),
     Mutant(
         "a file is removed before another takes its place",
@@ -118,42 +118,42 @@ MUTANTS: Final = (
         WIRE,
         "            if frame.seq != self._received + 1:",
         "            if frame.seq > self._received + 1:",
-        "tests/protocol/test_wire.py::test_a_repeated_frame_is_delivered_once_and_acknowledged_again",
+        "tests/protocol/wire/test_frames.py::test_a_repeated_frame_is_delivered_once_and_acknowledged_again",
     ),
     Mutant(
         "a gap is passed over",
         WIRE,
         "            if frame.seq != self._received + 1:",
         "            if frame.seq <= self._received:",
-        "tests/protocol/test_wire.py::test_frames_after_a_lost_one_wait_for_it",
+        "tests/protocol/wire/test_frames.py::test_frames_after_a_lost_one_wait_for_it",
     ),
     Mutant(
         "another incarnation is believed",
         WIRE,
         "        if frame.incarnation != self.incarnation:",
         "        if False:",
-        "tests/protocol/test_wire.py::test_another_incarnations_frame_is_refused",
+        "tests/protocol/wire/test_frames.py::test_another_incarnations_frame_is_refused",
     ),
     Mutant(
         "a lost frame does not come again",
         "worker/orch_worker/transport/reliable_channel.py",
         "            self._transmit(data)\n        self._resend",
         "            pass\n        self._resend",
-        "tests/orchestrator/test_supervisor_faults.py::test_a_conversation_survives_the_loss_of_a_frame",
+        "tests/orchestrator/supervisor/test_faults.py::test_a_conversation_survives_the_loss_of_a_frame",
     ),
     Mutant(
         "an impostor is believed",
         ROUTER,
         "            if sender != peer.pid:",
         "            if False:",
-        "tests/orchestrator/test_router.py::test_an_impostor_is_turned_away",
+        "tests/orchestrator/processes/test_router.py::test_an_impostor_is_turned_away",
     ),
     Mutant(
         "whoever speaks first needs no token",
         ROUTER,
         "            if not isinstance(body, Hello) or not self._is_it(peer, body):",
         "            if not isinstance(body, Hello):",
-        "tests/orchestrator/test_router.py",
+        "tests/orchestrator/processes/test_router.py",
     ),
     Mutant(
         "an answer is taken twice",
@@ -167,14 +167,14 @@ MUTANTS: Final = (
         "orchestrator/orch/supervisor/supervisor.py",
         "remains, taker = remains_of(node), self",
         "remains, taker = Remains(), self",
-        "tests/orchestrator/test_supervisor_deaths.py::test_a_reply_on_disk_outlives_its_process",
+        "tests/orchestrator/supervisor/test_worker_deaths.py::test_a_reply_on_disk_outlives_its_process",
     ),
     Mutant(
         "a worker hangs on one tie alone: the lifeline is not armed",
         "worker/orch_worker/process/worker_init.py",
         "    linux.arm_lifeline(LIFELINE)\n",
         "",
-        "tests/integration/test_ends.py::TestEnd::test_lifeline_alone_is_enough",
+        "tests/integration/test_worker_exits.py::TestEnd::test_lifeline_alone_is_enough",
     ),
     Mutant(
         "a worker hangs on one tie alone: the chain is not made",
@@ -188,28 +188,28 @@ MUTANTS: Final = (
         "worker/orch_worker/system/linux.py",
         "    prctl(PR_SET_CHILD_SUBREAPER, 1)\n",
         "",
-        "tests/integration/test_ends.py::TestOrphans::test_tool_of_a_dead_worker_is_ended",
+        "tests/integration/test_worker_exits.py::TestOrphans::test_tool_of_a_dead_worker_is_ended",
     ),
     Mutant(
         "one that is killed leaves notes half written",
         "worker/orch_worker/memory/memory_file.py",
         '        beside = self.path.with_name(f"{NAME}.new")\n',
         "        beside = self.path\n",
-        "tests/worker/test_memory.py::TestFile::test_one_that_is_killed_leaves_the_file_whole",
+        "tests/worker/memory/test_memory.py::TestFile::test_one_that_is_killed_leaves_the_file_whole",
     ),
     Mutant(
         "notes are changed by many at once",
         "worker/orch_worker/memory/memory_file.py",
         "                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "                    pass\n",
-        "tests/worker/test_memory.py::TestFile::test_many_write_at_once",
+        "tests/worker/memory/test_memory.py::TestFile::test_many_write_at_once",
     ),
     Mutant(
         "a device is a file",
         "worker/orch_worker/system/files.py",
         "from error\n    if not stat.S_ISREG(os.fstat(descriptor).st_mode):",
         "from error\n    if False:",
-        "tests/worker/test_store.py::test_what_is_no_regular_file_is_refused",
+        "tests/worker/session/log/test_append_log.py::test_what_is_no_regular_file_is_refused",
     ),
     Mutant(
         "of many exit codes one is told",
@@ -223,7 +223,7 @@ MUTANTS: Final = (
         "orchestrator/orch/tree/journal/journal.py",
         "            self._owed = self._owed + [entry for entry in entries if self._is_kept(entry)]",
         "            pass",
-        "tests/orchestrator/test_supervisor_faults.py::test_a_full_disk_refuses_requests_and_loses_no_fact",
+        "tests/orchestrator/supervisor/test_faults.py::test_a_full_disk_refuses_requests_and_loses_no_fact",
     ),
     Mutant(
         "agents are launched that there are no descriptors for",
@@ -237,28 +237,28 @@ MUTANTS: Final = (
         "orchestrator/orch/services/__init__.py",
         "    if GRANTS.get(service, frozenset()).isdisjoint(spec.active):",
         "    if False:",
-        "tests/orchestrator/test_services.py::test_a_worker_may_ask_for_what_its_tools_ask_for",
+        "tests/orchestrator/services/test_services.py::test_a_worker_may_ask_for_what_its_tools_ask_for",
     ),
     Mutant(
         "an agent in plan mode has others do it",
         ASKING,
         "    if asker is not None and asker.spec.plan and not node.spec.plan and not node.is_holder:",
         "    if False:",
-        "tests/orchestrator/test_plan.py::TestBelow::test_it_cannot_ask_others_to_do_what_it_may_not",
+        "tests/orchestrator/services/sessions/test_plan_mode.py::TestBelow::test_it_cannot_ask_others_to_do_what_it_may_not",
     ),
     Mutant(
         "a page unpacks to whatever it likes",
         HTTP,
         "        if len(body) > RATIO_FROM and len(body) > MAX_RATIO * unpacked:",
         "        if False:",
-        "tests/worker/test_tools_web.py::TestBounds::test_bomb",
+        "tests/worker/tools/web/test_web.py::TestBounds::test_bomb",
     ),
     Mutant(
         "an address is looked up a second time",
         HTTP,
         '        place = f"[{address}]" if ":" in address else address\n',
         "        place = host\n",
-        "tests/worker/test_tools_web.py::TestFetch::test_request_is_for_the_name_at_the_address",
+        "tests/worker/tools/web/test_web.py::TestFetch::test_request_is_for_the_name_at_the_address",
     ),
     Mutant(
         "a file named .git leads to any repository",
@@ -279,21 +279,21 @@ MUTANTS: Final = (
         "worker/orch_worker/tools/values/values.py",
         "            taste(*reader, data)",
         "            pass",
-        "tests/integration/test_taster.py::test_a_frame_that_lies_about_its_length_ends_no_process",
+        "tests/integration/test_isolated_read.py::test_a_frame_that_lies_about_its_length_ends_no_process",
     ),
     Mutant(
         "who says a great deal holds everybody up",
         "worker/orch_worker/transport/zmq_asyncio.py",
         "            for _ in range(BATCH):",
         "            for _ in range(10**9):",
-        "tests/worker/test_drain.py::test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard",
+        "tests/worker/transport/test_zmq_asyncio.py::test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard",
     ),
     Mutant(
         "what comes while something is sent is not heard",
         "worker/orch_worker/transport/zmq_asyncio.py",
         "        if not self._draining and self._wants(self._look()):\n            self._schedule()",
         "        self._look()",
-        "tests/worker/test_drain.py::test_what_comes_while_something_is_sent_is_heard",
+        "tests/worker/transport/test_zmq_asyncio.py::test_what_comes_while_something_is_sent_is_heard",
     ),
 )
 

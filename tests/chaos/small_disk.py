@@ -1,6 +1,6 @@
 """A life on a disk that is too small for it, and then on one that is not: `small_disk.py <folder> <options>`.
 
-Mounts memory at `folder`, with the mount options, and lives there as `ordeal.py` says, until nothing fits any more.
+Mounts memory at `folder`, with the mount options, and lives there as `agent_life.py` says, until nothing fits any more.
 Then there is room, and life goes on. Prints what is wrong. In a mount namespace of its own: what is mounted is nobody
 else's to see, and ends with it.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from chaos import ordeal
+from chaos import agent_life
 from chaos.injector import forked, waited
-from chaos.verdict import judge, rows
+from chaos.lost_work import judge, rows
 
 ROOM = "size=50m,nr_inodes=5000"
 MOST_LIVES = 60
@@ -36,12 +36,12 @@ def main(folder: Path, options: str) -> int:
     codes: list[int | None] = []
     while codes[-1:] in ([], [0]) and len(codes) < MOST_LIVES:
         asked = sum("token" in row for row in rows(told))
-        codes.append(waited(forked(lambda asked=asked: ordeal.main(home, told, asked), says)))  # type: ignore[misc]
+        codes.append(waited(forked(lambda asked=asked: agent_life.main(home, told, asked), says)))  # type: ignore[misc]
     mount("-o", f"remount,{ROOM}", str(folder))
     asked = sum("token" in row for row in rows(told))
-    codes.append(waited(forked(lambda: ordeal.main(home, told, asked, again=True), says)))
+    codes.append(waited(forked(lambda: agent_life.main(home, told, asked, again=True), says)))
     wrong = judge(home, told)
-    if codes[-2] != ordeal.GAVE_UP or codes[-1]:
+    if codes[-2] != agent_life.GAVE_UP or codes[-1]:
         wrong.append(f"lives ended with {codes}: {says.read_text()[-2000:]}")
     print("\n".join(wrong) or f"{len(codes)} lives, {asked} questions, nothing is lost")
     return bool(wrong)

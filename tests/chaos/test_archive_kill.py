@@ -12,16 +12,16 @@ from pathlib import Path
 
 import msgspec
 
+from agent_history import Life
 from orch_worker.session.transcript import read_session
-from past import Life
-from remains import Remains
+from session_file import Remains
 
 ROUNDS = 15
 SECONDS = 30.0
 AGENT = """
 import sys
 from pathlib import Path
-from past import PROFILES, Life, steps
+from agent_history import PROFILES, Life, steps
 from orch_protocol.core.messages import assistant
 
 life = Life(Path(sys.argv[1]), PROFILES["tight"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.ordeal import CALLS, Fault
+from chaos.agent_life import CALLS, Fault
 
 INJECTOR = Path(__file__).with_name("injector.py")
 EVERY = 60
@@ -16,8 +16,8 @@ SECONDS = 50.0
 FORGETFUL = """
 import runpy, sys
 sys.path[:0] = sys.argv.pop(1).split(":")
-from chaos import ordeal
-ordeal.watch()
+from chaos import agent_life
+agent_life.watch()
 from orch_worker.session.log.append_log import AppendLog
 AppendLog._roll_back = lambda self: None
 runpy.run_path(sys.argv.pop(1), run_name="__main__")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chaos.killer import run
-from chaos.verdict import judge, rows
+from chaos.lost_work import judge, rows
 
 KILLS = 12
 

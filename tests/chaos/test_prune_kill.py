@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from agent_history import Life, steps
 from orch.archival.store.deletion import HOLDERS
 from orch_protocol.core.errors import ArchiveDeletedError
 from orch_protocol.core.messages import user
 from orch_worker.session.transcript import Transcript
-from past import Life, steps
 
 SECONDS = 30.0
 EVER = "9999-01-01T00:00:00.000Z"

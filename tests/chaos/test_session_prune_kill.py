@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from orch_worker.session.log.append_log import AppendLog
-from orchestrator.test_discarding import answers, ended
-from orchestrator.world import World, opened
+from orchestrator.root_double import World, opened
+from orchestrator.services.sessions.test_retention import answers, ended
 
 STEPS = [(AppendLog, "append"), (os, "replace"), (os, "unlink"), (os, "rmdir")]
 

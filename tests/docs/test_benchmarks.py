@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from sources import ROOT
+from source_tree import ROOT
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sources import ROOT
+from source_tree import ROOT
 
 TERM = re.compile(r"\*\*([a-z][a-z -]+)\*\*: (.+)\.")
 

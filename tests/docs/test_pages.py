@@ -23,7 +23,7 @@ from orch_protocol.wire.tool_events import CallOutcome
 from orch_worker.backends import models
 from orch_worker.backends.registry import PROVIDERS
 from orch_worker.tools.dispatch.presets import BUILTIN, PRESETS
-from sources import ROOT
+from source_tree import ROOT
 
 
 def page(name: str) -> str:

@@ -33,8 +33,8 @@ import pytest
 from msgspec import Struct
 
 from orch_protocol.resources.extensions import Manifest
-from sources import PACKAGES, ROOT
-from wire.apart import Apart, reads_files
+from source_tree import PACKAGES, ROOT
+from wire.model_server_beside import Apart, reads_files
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "console", "sh", "toml", "ipython", "json", "text"}

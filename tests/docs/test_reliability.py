@@ -6,7 +6,7 @@ import ast
 import re
 from functools import cache
 
-from sources import ROOT, broken
+from source_tree import ROOT, broken
 
 PAGE = (ROOT / "docs" / "reliability.md").read_text()
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| what happens")]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from census import marked, pytest_runtest_setup, pytest_runtest_teardown
-from integration.brood import ear, entries, launcher, root
-from integration.shell import Shell, opened
+from integration.command_shell import Shell, opened
+from integration.worker_processes import ear, entries, launcher, root
+from leak_check import marked, pytest_runtest_setup, pytest_runtest_teardown
 from orch import AsyncOrchestrator
 from orch.processes.exec import ExecLauncher
 from orch.processes.in_process import InProcessLauncher

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from integration.shell import MAIN, SECONDS, Shell
+from integration.command_shell import MAIN, SECONDS, Shell
 
 __all__ = ["Pane", "Pty", "Terminal", "orch", "until"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.shell import Shell, ended
+from integration.command_shell import Shell, ended
 
 ECHO = {"loop": [{"echo": True}]}
 

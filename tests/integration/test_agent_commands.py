@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from integration.shell import MAIN, SECONDS, Shell
+from integration.command_shell import MAIN, SECONDS, Shell
 from orch import AsyncOrchestrator, ScriptedBackend
 from orch.daemon.peer_credentials import Process, agent_of_peer, read_process
 from orch.processes.in_process import InProcessLauncher

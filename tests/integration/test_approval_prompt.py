@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.shell import SECONDS, Shell
+from integration.command_shell import SECONDS, Shell
 from integration.terminal import Pty, orch, until
 
 TOUCH = {"tool": "bash", "input": {"command": "touch made"}}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.shell import Shell, opened
+from integration.command_shell import Shell, opened
 from wire.model_server import Answer, ModelServer, Request, call, say
 
 IN, OUT = 2.0, 10.0

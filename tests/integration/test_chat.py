@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.served import Served
-from integration.shell import Shell
+from integration.command_shell import Shell
+from integration.model_server_process import Served
 from integration.terminal import Pane, Pty, until
 from wire.model_server import Answer, call, say
 

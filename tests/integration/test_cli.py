@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.shell import MAIN, SECONDS, Shell, ended
+from integration.command_shell import MAIN, SECONDS, Shell, ended
 from orch.config import paths
 from orch.supervisor.recovery.orphan_cleanup import marked
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from integration.shell import Shell, ended
+from integration.command_shell import Shell, ended
 
 LOOK = {"tools": [{"tool": "read_file", "input": {"path": "note.txt"}}, {"tool": "list_files", "input": {}}]}
 DEADLY = """

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from integration.shell import SECONDS, Shell, ended, opened
+from integration.command_shell import SECONDS, Shell, ended, opened
 from orch.config import paths
 from orch.daemon.daemon import ALREADY_RUNNING
 from orch_protocol.wire.frames import VERSION

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from census import allow
-from integration import deadly
+from integration import killed_archiving
+from leak_check import allow
 from orch import AsyncOrchestrator, CompactionConfig, Config, ScriptedBackend
 from orch.processes.zygote import ZygoteLauncher
 from orch_protocol.agent.config import ChildCompactionConfig, SubagentsConfig
@@ -58,7 +58,7 @@ async def test_agents_below_agents_have_rules_of_their_own(world: Open) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="these processes are tied together by Linux")
-@pytest.mark.parametrize("point", deadly.compaction_points())
+@pytest.mark.parametrize("point", killed_archiving.compaction_points())
 async def test_a_worker_dies_when(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Either the summary stands there, whole, or everything that it was to stand for; and the next query goes on."""
     roots = [str(HERE.parents[1] / root) for root in ("orchestrator", "worker", "protocol")]
@@ -71,7 +71,7 @@ async def test_a_worker_dies_when(point: str, tmp_path: Path, monkeypatch: pytes
         home=tmp_path / "home",
         env={},
         config=compacting(),
-        launcher=lambda run, folder: ZygoteLauncher(run, folder, entry="deadly:main"),
+        launcher=lambda run, folder: ZygoteLauncher(run, folder, entry="killed_archiving:main"),
     ) as o:
         script = ScriptedBackend(["nine"], ["Eight questions were answered."])
         agent = await o.spawn("count", tools=[], backend=script, cwd=tmp_path, history=HISTORY)

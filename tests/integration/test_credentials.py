@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.served import Served
-from integration.shell import SECONDS, Shell, ended
+from integration.command_shell import SECONDS, Shell, ended
+from integration.model_server_process import Served
 from wire.model_server import Answer, Request, fail, say
 
 pytestmark = pytest.mark.timeout(180)  # each starts a dozen commands

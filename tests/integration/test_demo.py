@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from integration.shell import SECONDS, Shell, ended
+from integration.command_shell import SECONDS, Shell, ended
 from integration.terminal import Pty, orch, until
-from wire.apart import Apart, reads_files
+from wire.model_server_beside import Apart, reads_files
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 QUEUED = "queued as 17-0329-0502"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.shell import MAIN, SECONDS, Shell
+from integration.command_shell import MAIN, SECONDS, Shell
 
 PROGRAM = """
 import asyncio, resource, sys

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from message_shapes import SHAPES, work
 from orch.api.archiver import Archiver
 from orch_protocol.agent.config import ArchivalConfig, TriggerConfig
 from orch_protocol.core.errors import StoreError
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.session.transcript import Transcript
-from shapes import SHAPES, work
 
 
 @contextmanager

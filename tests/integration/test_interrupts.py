@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.shell import MAIN, SECONDS, Shell
-from sources import PACKAGES, ROOT
+from integration.command_shell import MAIN, SECONDS, Shell
+from source_tree import PACKAGES, ROOT
 
 PROGRAM = """
 from orch import Orchestrator, ScriptedBackend

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from integration.shell import Shell
+from integration.command_shell import Shell
 from orch import AsyncOrchestrator, AsyncSubagent, Limits, NoValueError, ScriptedBackend
 from orch.processes.in_process import InProcessLauncher
 from orch_protocol.core.errors import AgentDiedError, ConfigError

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from integration.shell import SECONDS, Shell, ended
-from sources import ROOT
+from integration.command_shell import SECONDS, Shell, ended
+from source_tree import ROOT
 
 pytest.importorskip("nbclient")
 
@@ -22,7 +22,7 @@ LOAD = "%load_ext orch.notebook"
 def run(shell: Shell, *cells: str) -> dict[str, Any]:
     """Run the cells in one kernel and return what each showed."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "cells.py")],
+        [sys.executable, str(Path(__file__).parent / "run_notebook.py")],
         input=json.dumps(cells).encode(),
         capture_output=True,
         cwd=shell.folder,

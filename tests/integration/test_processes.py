@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from integration.brood import (
+from integration.worker_processes import (
     DEADLINE,
     ENTRY,
     Ear,
@@ -214,7 +214,7 @@ class TestSdkTemplate:
 
     async def test_warm_template_forks_workers_that_share_its_context(self, tmp_path: Path, ear: Ear) -> None:
         """It boots without a word on its log, a thread or a socket, and its workers find the context made."""
-        launcher = ZygoteLauncher("run", tmp_path, entry="stand_in:main_of_sdk")
+        launcher = ZygoteLauncher("run", tmp_path, entry="fake_worker:main_of_sdk")
         await launcher.start()
         try:
             launcher.warm("sdk")

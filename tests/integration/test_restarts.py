@@ -13,7 +13,7 @@ from orch import AsyncOrchestrator, Config, ScriptedBackend, SubagentsConfig
 from orch.processes.zygote import ZygoteLauncher
 from orch_protocol.core.errors import AgentDiedError, AgentGoneError
 from orch_worker.system import linux
-from virtual import until
+from virtual_clock import until
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from integration.shell import Shell
+from integration.command_shell import Shell
 from orch_protocol.core.sandbox import LEVELS, Level, SandboxSpec, ToolLimits
 from orch_worker.sandbox import probe
 from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from skills_ref import validate
 
-from integration.shell import Shell, ended, opened
+from integration.command_shell import Shell, ended, opened
 from orch.cli import run
 from orch.resources import skill_install
 from orch.resources.skill_install import install, installed, remove

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from integration.shell import SECONDS, Shell
+from integration.command_shell import SECONDS, Shell
 
 ECHO = {"loop": [{"echo": True}]}
 ARCHIVING = '[archival]\nenabled = true\nprofile = "seed"\n[archival.trigger]\ntool_call_threshold = 1\n'

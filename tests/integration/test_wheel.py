@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from sources import PACKAGES, ROOT
+from source_tree import PACKAGES, ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NEEDS_AN_EXTRA = {"orch.notebook.magic": "IPython"}

@@ -20,7 +20,7 @@ from orch_protocol.core.messages import text_of
 from orch_worker.memory.memory_file import FileMemory
 from orch_worker.session.log.record_format import seal, unseal
 from orch_worker.session.transcript import read_session
-from virtual import virtual
+from virtual_clock import virtual
 
 CORPUS = Path(__file__).resolve().parents[1] / "corpus" / "whole_home"
 PLACE = b"/tmp/orch-corpus"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from wire.api_backends import PEERS, Peer, Talk
 from wire.model_server import ModelServer
-from wire.peers import PEERS, Peer, Talk
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from orch import AsyncOrchestrator, Config, PolicyConfig, Question, SubagentsConfig
-from wire.each import MODELS
+from wire.each_api import MODELS
 from wire.model_server import ModelServer, call, say
 from wire.test_end_to_end import MODEL, environment
 

@@ -18,7 +18,7 @@ from orch_protocol.agent.config import SummaryConfig, TriggerConfig
 from orch_worker.conversation.live_subagents import HEADING
 from orch_worker.session.transcript import read_session
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
-from wire.sent import MARKER, Sent, assert_goes_on, of_agents, taken_apart
+from wire.sent_requests import MARKER, Sent, assert_goes_on, of_agents, taken_apart
 
 MODELS = {
     "messages": "anthropic:claude-sonnet-5-5",

@@ -13,8 +13,8 @@ import pytest
 
 from orch import ArchivalConfig, Archiver
 from orch_worker.conversation.live_subagents import HEADING
-from wire.apart import Apart
 from wire.model_server import Answer, Request, call, say
+from wire.model_server_beside import Apart
 
 CONFIGS = {
     "tight": ArchivalConfig(profile="economy", high_tokens=1500, low_tokens=400, rollup_tokens=500, prompt_tokens=60),

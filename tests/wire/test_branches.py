@@ -12,7 +12,7 @@ from typing import Any
 
 from orch import AsyncOrchestrator, AsyncSubagent
 from orch_protocol.session.tree import EntryRow
-from wire.each import each_model
+from wire.each_api import each_model
 from wire.model_server import ModelServer, call, fail, say
 from wire.test_end_to_end import folder, read, root
 

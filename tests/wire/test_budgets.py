@@ -17,8 +17,8 @@ from orch_protocol.core.errors import BudgetExceededError, ConfigError
 from orch_protocol.core.messages import Text, Usage
 from orch_worker.backends.base import LEAST_ANSWER, Quote
 from orch_worker.backends.http.remote import Remote
+from wire.api_backends import CHAT, MESSAGES, Peer, Talk
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
-from wire.peers import CHAT, MESSAGES, Peer, Talk
 from wire.test_end_to_end import MODEL, environment
 
 Begin = Callable[..., Talk]

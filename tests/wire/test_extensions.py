@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from integration.shell import Shell, opened
-from sources import ROOT
+from integration.command_shell import Shell, opened
+from source_tree import ROOT
 from wire.model_server import ModelServer, call, say
 from wire.test_end_to_end import MODEL, environment, read
 

@@ -21,8 +21,8 @@ from orch_protocol.core.errors import (
 from orch_protocol.core.messages import text_of, tool_uses
 from orch_worker.backends.http.retry import Policy
 from orch_worker.backends.http.transport import Deadlines, Ear, client_options
+from wire.api_backends import CHAT, MESSAGES, PEERS, RESPONSES, Peer, Talk
 from wire.model_server import Answer, How, ModelServer, call, fail, say
-from wire.peers import CHAT, MESSAGES, PEERS, RESPONSES, Peer, Talk
 
 Begin = Callable[..., Talk]
 PARIS = {"call": "weather", "input": {"city": "Paris"}}

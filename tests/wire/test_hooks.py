@@ -13,7 +13,7 @@ import pytest
 from orch import Abort, AsyncOrchestrator, Config, SubagentsConfig
 from orch_protocol.agent.config import HooksConfig
 from orch_protocol.hooks.stages import STAGES
-from wire.each import MODELS
+from wire.each_api import MODELS
 from wire.model_server import ModelServer, call, say
 from wire.test_end_to_end import MODEL, environment, read
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from foreign_sessions import PICTURE, pi_tree, tree_rows
 from orch import AsyncOrchestrator
 from orch.testing import fake_world
 from recordings import chat, dump_lines, pi, rows
-from sessions import PICTURE, pi_tree, tree_rows
 from wire.messages_rules import sign
 from wire.model_server import ModelServer
 from wire.test_end_to_end import environment

@@ -15,8 +15,8 @@ from orch import AsyncOrchestrator, AsyncSubagent
 from orch.testing import fake_world
 from orch_protocol.core.errors import AgentDiedError
 from orch_protocol.core.messages import Text, ToolUse, assistant, text_of, user
-from orchestrator.world import Gate
-from wire.each import each_model
+from orchestrator.root_double import Gate
+from wire.each_api import each_model
 from wire.model_server import ModelServer, call, say
 from wire.test_end_to_end import MODEL, environment, read
 

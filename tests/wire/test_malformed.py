@@ -17,8 +17,8 @@ from orch_protocol.core.errors import BackendError, BackendTimeoutError
 from orch_protocol.core.messages import Message, Text, text_of
 from orch_worker.backends import models
 from orch_worker.backends.http.transport import Deadlines, Limits
+from wire.api_backends import CHAT, KIMI, MESSAGES, PEERS, RESPONSES, Peer, Talk
 from wire.model_server import Answer, ModelServer, call, fail, say
-from wire.peers import CHAT, KIMI, MESSAGES, PEERS, RESPONSES, Peer, Talk
 from wire.rules import sse
 from wire.test_end_to_end import MODEL, environment
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator
-from wire.each import MODELS, each_model
+from wire.each_api import MODELS, each_model
 from wire.model_server import ModelServer, call, say
-from wire.sent import Sent, assert_goes_on, of_agents
+from wire.sent_requests import Sent, assert_goes_on, of_agents
 from wire.test_end_to_end import MODEL, environment, read
 
 

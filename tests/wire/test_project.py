@@ -13,7 +13,7 @@ from orch import ArchivalConfig, AsyncOrchestrator, Config
 from orch.testing import FakeLauncher, fake_world
 from orch_protocol.agent.config import TriggerConfig
 from wire.model_server import Answer, ModelServer, call, say
-from wire.sent import Sent, assert_goes_on, of_agents
+from wire.sent_requests import Sent, assert_goes_on, of_agents
 
 MODELS = {
     "messages": "anthropic:claude-sonnet-5-5",

@@ -16,7 +16,7 @@ from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.core.prompts import PromptConfig, PromptPart
 from orch_worker.prompt import builder
 from wire.model_server import ModelServer, Request, call, say
-from wire.sent import assert_goes_on, of_agents
+from wire.sent_requests import assert_goes_on, of_agents
 
 MODELS = ("anthropic:claude-sonnet-5-5", "openai:gpt-4o", "openai:gpt-6-luna")
 CREATE = {"call": "task_create", "input": {"tasks": ["look"]}}

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from orch_protocol.core.errors import BackendError, ConfigError
 from orch_protocol.core.messages import Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse, text_of, tool_uses
+from wire.api_backends import CHAT, KIMI, MESSAGES, RESPONSES, Peer, Talk
 from wire.model_server import Answer, ModelServer, call, say
-from wire.peers import CHAT, KIMI, MESSAGES, RESPONSES, Peer, Talk
 
 Begin = Callable[..., Talk]
 PARIS = {"call": "weather", "input": {"city": "Paris"}}

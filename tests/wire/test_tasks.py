@@ -13,9 +13,9 @@ import pytest
 
 from orch import AsyncOrchestrator
 from orch_protocol.core.errors import AgentDiedError
-from wire.each import each_model
+from wire.each_api import each_model
 from wire.model_server import Answer, ModelServer, call, say
-from wire.sent import assert_goes_on, of_agents
+from wire.sent_requests import assert_goes_on, of_agents
 from wire.test_plan import root
 
 __all__ = ["root"]

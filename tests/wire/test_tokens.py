@@ -11,8 +11,8 @@ import pytest
 from orch import AsyncOrchestrator
 from orch.testing import fake_world
 from orch_protocol.core.messages import Text
+from wire.api_backends import MESSAGES, Talk
 from wire.model_server import Answer, ModelServer, fail, say
-from wire.peers import MESSAGES, Talk
 
 
 def told(tokens: int, text: str = "ok", **more: int) -> Answer:

@@ -11,7 +11,7 @@ from orch import AsyncOrchestrator, Config, WorkspaceConfig
 from orch.processes.in_process import InProcessLauncher
 from orch_worker.workspace import ranking
 from wire.model_server import ModelServer, call, say
-from wire.sent import assert_goes_on, of_agents
+from wire.sent_requests import assert_goes_on, of_agents
 from wire.test_summaries import environment
 
 MODELS = ["anthropic:claude-sonnet-5-5", "openai:gpt-5.2"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from logs import HEADER
+from append_logs import HEADER
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.transcript import Transcript
 

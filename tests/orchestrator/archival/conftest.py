@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_history import PROFILES, Life
 from orch_worker.session.log.append_log import AppendLog
-from past import PROFILES, Life
 
 
 @pytest.fixture

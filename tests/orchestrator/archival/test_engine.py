@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent_history import at_once
 from orch import ArchivalConfig
 from orch.archival.engine import ArchiveDraft, ArchiveEngine
 from orch.archival.plan.economics import Prices
@@ -16,7 +17,6 @@ from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.services.requests import Archive
 from orch_worker.session.transcript import Transcript
-from past import at_once
 
 
 @pytest.fixture

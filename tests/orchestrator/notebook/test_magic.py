@@ -17,7 +17,7 @@ from orch_protocol.core.errors import AgentGoneError
 from orch_protocol.core.messages import Reply, Usage
 from orch_protocol.resources.slash_commands import Executed
 from orch_protocol.wire.worker_messages import TurnEvent
-from orchestrator.console.test_chat import question
+from orchestrator.chat.test_app import question
 
 pytest.importorskip("IPython")
 

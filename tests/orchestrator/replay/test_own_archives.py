@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from agent_history import PROFILES, Life, steps
 from orch.replay.readers import read_recordings
 from orch.replay.report import Terms, recorded_input, replay
 from orch_protocol.core.errors import DamagedError
 from orch_protocol.core.messages import Message, Usage, assistant, user
-from past import PROFILES, Life, steps
 
 SESSION = "session.jsonl"
 

@@ -1,0 +1,42 @@
+"""A strict model server for commands in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from integration.command_shell import SECONDS
+from wire.model_server import ModelServer
+
+__all__ = ["Served"]
+
+
+class Served:
+    """A strict model server in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.server = ModelServer()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.server.__aenter__(), self._loop).result(SECONDS)
+
+    def open(self, gate: asyncio.Event) -> None:
+        """Let the answer that waits for `gate` be given."""
+        self._loop.call_soon_threadsafe(gate.set)
+
+    def close(self) -> None:
+        """End the server."""
+        asyncio.run_coroutine_threadsafe(self.server.__aexit__(), self._loop).result(SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(SECONDS)
+        self._loop.close()
+
+    def env(self) -> dict[str, str]:
+        """Return the variables that lead there."""
+        return {
+            "ANTHROPIC_API_KEY": "k1",
+            "ANTHROPIC_BASE_URL": self.server.url,
+            "OPENAI_API_KEY": "k2",
+            "OPENAI_BASE_URL": f"{self.server.url}/v1",
+        }

@@ -1,0 +1,261 @@
+"""Every profile but the seed's keeps a conversation bounded, whatever the sizes of its prompts, results and replies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_history import Life
+from orch.api.archiver import Archiver
+from orch.archival.adapters import format_named
+from orch.archival.conversation_items import ConversationItem, ItemReader
+from orch.archival.fold import Archiving
+from orch.archival.plan.economics import Prices
+from orch.archival.plan.plan import ConversationView, next_era
+from orch.archival.plan.rollup import RecordMerge, RecordSize, preferred_merge
+from orch.archival.store.catalog import ArchiveCatalog, ArchiveRecord, StoredMessage
+from orch.config.archival_profiles import Rules, rules_of
+from orch_protocol.agent.config import ArchivalConfig, Profile, TriggerConfig
+from orch_protocol.core.ids import new_id
+from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
+from orch_protocol.services.requests import Summarise
+from orch_worker.conversation.stubs import holder_of, holders_in
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.turns import is_prompt
+
+BOUNDED: tuple[Profile, ...] = ("economy", "balanced", "roomy")
+CALLS = {"no tools": (0, 0), "many tools": (0, 12), "one endless turn": (40, 40)}
+ESTIMATOR = Estimator()
+
+
+class MemoryShelf(ArchiveCatalog):
+    """Archives in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("memory"))
+        self._messages: dict[str, list[StoredMessage]] = {}
+
+    def store(
+        self, record: ArchiveRecord, part: Sequence[ConversationItem], said: Sequence[Message], summarise: bool
+    ) -> ArchiveRecord:
+        """Store `part` under `record`."""
+        del said, summarise
+        full = msgspec.structs.replace(record, id=new_id(), number=len(self.records) + 1, count=len(part))
+        self._messages[full.id] = [StoredMessage(piece.message) for piece in part]
+        self.keep(full)
+        return full
+
+    def messages(self, id: str) -> list[StoredMessage]:
+        """Return what was stored as `id`."""
+        return self._messages[id]
+
+
+def sized(chance: random.Random, largest: int) -> str:
+    """Return a text of 1 to `largest` tokens, small ones as likely as large ones."""
+    return "word" * int(largest ** chance.random())
+
+
+def turn(chance: random.Random, name: str, calls: int, largest: int) -> Iterator[Message]:
+    """Yield the messages of one turn."""
+    yield user(sized(chance, largest))
+    for number in range(calls):
+        id = f"{name}.{number}"
+        yield Message("assistant", (ToolUse(id, "write_file", {"path": id}),))
+        yield Message("user", (ToolResult(id, (Text(sized(chance, largest)),)),))
+    yield assistant(sized(chance, largest))
+
+
+def counted(messages: Sequence[Message]) -> int:
+    """Return the tokens of `messages` without the current turn's prompt and its last step."""
+    total = ESTIMATOR.messages(messages)
+    if messages[-1].role == "assistant" and holders_in(messages[-1]):
+        return total
+    prompt = max(place for place, message in enumerate(messages) if is_prompt(message))
+    steps = [place for place in range(prompt, len(messages)) if messages[place].role == "assistant"]
+    asked = [block for block in messages[prompt].content if not (isinstance(block, Text) and holder_of(block.text))]
+    return (
+        total
+        - ESTIMATOR.message(Message("user", tuple(asked)))
+        - ESTIMATOR.messages(messages[max(steps, default=len(messages)) :])
+    )
+
+
+def assert_bounded(rules: Rules, before: int, folded: bool, live: Sequence[Message]) -> None:
+    """Check what a fold left of a conversation of `before` tokens."""
+    if folded or before > rules.high:
+        assert counted(live) <= rules.low + rules.rollup
+    else:
+        assert ESTIMATOR.messages(live) <= rules.high
+
+
+def reachable(shelf: ArchiveCatalog, live: Sequence[Message]) -> set[str]:
+    """Return the archives that the records in `live` lead to."""
+    found = {id for message in live for id in shelf.holders(message)}
+    return found | {record.id for id in found for record in shelf.below(shelf.records[id])}
+
+
+@pytest.mark.parametrize("profile", BOUNDED)
+@pytest.mark.parametrize("shape", CALLS)
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 1 << 32), largest=st.sampled_from([20, 800, 8_000, 100_000]), summaries=st.booleans())
+def test_live_conversation_stays_within_low_water_and_record_budget(
+    shape: str, profile: Profile, seed: int, largest: int, summaries: bool
+) -> None:
+    """After each fold, without the current turn's prompt and its last step; and every message can be had again."""
+    chance, rules, shelf = random.Random(seed), rules_of(ArchivalConfig(profile=profile)), MemoryShelf()
+    pieces = ItemReader(format_named("orch"), shelf, ESTIMATOR)
+    folding = Archiving(pieces, rules, shelf.store)
+    live: list[ConversationItem] = []
+    said: list[Message] = []
+    fewest, most = CALLS[shape]
+    for number in range(1 if fewest else 40):
+        for message in turn(chance, str(number), chance.randint(fewest, most), largest):
+            said.append(message)
+            live.append(pieces.piece(message))
+            before = sum(piece.tokens for piece in live)
+            was = live
+            live, folded = folding.fold_all(live, TriggerConfig(), Prices(), None, beside=0, summaries=summaries)
+            assert_bounded(rules, before, bool(folded), [piece.message for piece in live])
+            assert folded or live == was
+            pieces.keep(live)
+    raws = [piece.message for piece in live]
+    assert pieces.unfold(raws) == said
+    assert reachable(shelf, raws) == set(shelf.records)
+
+
+@pytest.mark.parametrize("words", [12, 600])
+def test_many_turns_without_tools_stay_bounded_and_searchable(tmp_path: Path, words: int) -> None:
+    """Through the archiver: short turns and long prompts, 200 of them."""
+    with Archiver(tmp_path, "openai", "balanced") as archiver:
+        live: list[dict[str, str]] = []
+        whole: list[dict[str, str]] = []
+        sizes = []
+        for number in range(200):
+            new = [
+                {"role": "user", "content": f"question{number} " + "alpha beta " * (words // 2)},
+                {"role": "assistant", "content": f"answer{number} " + "gamma " * 12},
+            ]
+            whole += new
+            live = archiver.fold([*live, *new])
+            sizes.append(sum(len(message["content"]) // 4 for message in live))
+        assert max(sizes) < (8_000 if words < 100 else 40_000)
+        assert archiver.unfold(live) == whole
+        hit = archiver.search("question7")[0]
+        assert "question7 " in str(archiver.read_archive(hit.id)[hit.entry - 1])
+
+
+def test_merged_phases_are_read_and_searched(tmp_path: Path) -> None:
+    """The records of one endless turn merge; each phase is still an archive that is found and read by entry."""
+    config = ArchivalConfig(profile="economy", high_tokens=2_000, low_tokens=500, rollup_tokens=600)
+    with Archiver(tmp_path, "anthropic", config=config) as archiver:
+        whole: list[dict[str, object]] = [{"role": "user", "content": "Read it all"}]
+        live = list(whole)
+        for number in range(80):
+            call = {"type": "tool_use", "id": f"c{number}", "name": "read", "input": {"path": f"file{number}.txt"}}
+            result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": f"fact{number} " + "line " * 300}
+            new: list[dict[str, object]] = [
+                {"role": "assistant", "content": [call]},
+                {"role": "user", "content": [result]},
+            ]
+            whole += new
+            live = archiver.fold([*live, *new])
+        assert any(record.members for record in archiver.archives())
+        assert len(archiver.live(live)) < 6
+        assert archiver.unfold(live) == whole
+        hit = archiver.search("fact3")[0]
+        assert "fact3 " in str(archiver.read_archive(hit.id)[hit.entry - 1])
+
+
+def test_agent_with_long_prompts_stays_bounded(tmp_path: Path, no_disk: None) -> None:
+    """Through the engine that serves running agents: nothing is lost, and both sides agree on what is shown."""
+    del no_disk
+    config = ArchivalConfig(enabled=True, profile="economy", high_tokens=4_000, low_tokens=1_500, rollup_tokens=800)
+    life = Life(tmp_path, config)
+    sizes = []
+    for number in range(60):
+        life.turn(asked=f"question{number} " + "alpha beta " * 300, answer="noted")
+        life.archive()
+        sizes.append(ESTIMATOR.messages(life.transcript.session.messages))
+    life.check()
+    assert max(sizes) <= 4_000
+    assert "question3 " in str(life.read(life.search("question3")[0].id))
+    life.close()
+
+
+# What a model's summary leaves of the receipt.
+
+
+def working_turn(number: int) -> list[Message]:
+    """Return a turn that writes a file, fails a test run and leaves a job running."""
+    inputs = (
+        ("write_file", {"path": f"src/file{number}.py"}, "written"),
+        ("bash", {"command": f"pytest tests/{number}"}, "exit code 1"),
+        ("bash", {"command": f"serve {number} &"}, "started"),
+    )
+    messages = [user(f"Work on {number}")]
+    for place, (name, input, result) in enumerate(inputs):
+        id = f"c{number}.{place}"
+        messages.append(Message("assistant", (ToolUse(id, name, input),)))
+        messages.append(Message("user", (ToolResult(id, (Text(f"{result}\n" + "line\n" * 4_000),)),)))
+    return [*messages, assistant("Done.")]
+
+
+KEPT = ("src/file0.py", "pytest tests/0 (exit 1)", "job left running: serve 0 &")
+
+
+def test_summary_of_a_loop_keeps_what_the_turn_changed(tmp_path: Path) -> None:
+    """The record names changed files, failed commands and jobs beside what the model says."""
+    with Archiver(tmp_path, "orch", "seed", lambda _: '{"outcome": "All quiet."}') as archiver:
+        record = str(archiver.fold(working_turn(0)))
+    assert "Outcome: All quiet." in record
+    for kept in KEPT:
+        assert kept in record
+
+
+def test_summary_of_an_agent_keeps_what_the_turn_changed(life: Life) -> None:
+    """The engine puts them in front of the summary; what the summary names itself is not repeated."""
+    life.turn(*working_turn(0)[1:-1])
+    (holder,) = life.archive()
+    life.loop.run(life.archives.summarise(life.spec, Summarise(holder)))
+    answer = '{"outcome": "Wrote src/file0.py."}'
+    stub = life.loop.run(life.archives.summarise(life.spec, Summarise(holder, answer)))
+    assert isinstance(stub, str)
+    assert stub.count("src/file0.py") == 1
+    for kept in KEPT:
+        assert kept in stub
+
+
+def test_merged_records_keep_the_latest_changes_failures_and_jobs(tmp_path: Path) -> None:
+    """However many summarized turns merge, the record of each merge names the latest that it stands for."""
+    config = ArchivalConfig(profile="economy", rollup_tokens=1_000)
+    with Archiver(tmp_path, "orch", config=config, summarise=lambda _: '{"outcome": "All quiet."}') as archiver:
+        live: list[Message] = []
+        for number in range(30):
+            live = archiver.fold([*live, *working_turn(number)])
+        merged = [record for record in archiver.archives() if record.kind == "era"]
+    assert merged
+    for era in merged:
+        latest = era.receipt.changed[-1]
+        assert latest in era.record
+        assert "(exit 1)" in era.record
+        assert "job left running" in era.record
+
+
+# Which records merge.
+
+
+def test_refused_merge_has_a_next_choice() -> None:
+    """Eras so small that merging them frees nothing do not keep later records from merging."""
+    messages = [message for number in range(40) for message in (user(f"q{number}"), assistant("a" * 400))]
+    sizes, rules = [15, 15] * 4 + [100, 100] * 36, rules_of(ArchivalConfig(profile="economy"))
+    levels = {place: int(place < 8) for place in range(1, 80, 2)}
+    assert preferred_merge([RecordSize(30, 1)] * 4 + [RecordSize(200)] * 36, rules.rollup) == RecordMerge(0, 4, 2)
+    era = next_era(ConversationView(messages, sizes, sizes, levels, calls=40), rules, Prices())
+    assert era is not None
+    assert era.start == 8

@@ -1,0 +1,42 @@
+"""What tests of pruning say of time and files."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from agent_history import Life
+from orch.tree.agents.state import iso
+
+EVER = "9999-01-01T00:00:00.000Z"
+NEVER = "2000-01-01T00:00:00.000Z"
+MARK = "[deleted on 2026-11-21]"
+
+
+def file(life: Life) -> str:
+    return life.transcript.path.read_text()
+
+
+def later(life: Life) -> str:
+    """Return when the first archive was made, once that is over."""
+    first = life.records()[0].timestamp
+    while iso(time.time()) <= first:
+        pass
+    return first
+
+
+def session(life: Life) -> dict[str, Any]:
+    """Return everything that a session is, but for what turns were answered."""
+    session = life.transcript.session
+    return {
+        "messages": session.messages,
+        "ids": [entry.id for entry in session.entries if not hasattr(entry, "cwd")],
+        "leaf": session.leaf,
+        "usage": session.usage,
+        "turns": session.turns,
+        "asked": session.asked,
+        "responses": session.responses,
+        "interrupted": session.interrupted,
+        "replies": {id: (reply.usage, reply.stop_reason, reply.archived_to) for id, reply in session.replies.items()},
+        "holders": set(session.view.holders()),
+    }

@@ -1,0 +1,293 @@
+"""Search: what can be found, how it is told, and what happens without an index."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from message_shapes import SHAPES, Shape, work
+from orch.api.archiver import Archiver
+from orch.archival.store.index import passage
+from orch_protocol.agent.config import ArchivalConfig
+from orch_protocol.core.errors import StoreError
+
+NEEDLES = {
+    "an identifier": "handle_pump_overflow42",
+    "a part of one": "pump",
+    "the end of one": "overflow42",
+    "the middle of a word": "ndle_pum",
+    "a camel's hump": "Overflow",
+    "a path": "/srv/pumps/src/deep/valve.py",
+    "the end of a path": "deep/valve.py",
+    "a number with a unit": "42.742 ms",
+    "a bare number": "90210",
+    "an error": "ValueError: valve 7 is stuck (code=-13)",
+    "a command": "grep -rn 'open(' src/ | head -3",
+    "chinese": "世界和平",
+    "two of its characters": "界和",
+    "korean": "안녕하세요",
+    "russian": "Насос",
+    "punctuation": "}}%;",
+    "a key of an argument": "secret_key_name",
+    "quotes": '"quoted" AND NEAR(x)',
+}
+HAYSTACK = (
+    "def handle_pump_overflow42(): pass\n/srv/pumps/src/deep/valve.py took 42.742 ms, 90210 times\n"
+    "ValueError: valve 7 is stuck (code=-13)\n今天世界和平了 안녕하세요 Насос }}%; PumpOverflowHandler\n"
+    'she said "quoted" AND NEAR(x)'
+)
+
+
+@pytest.fixture(params=SHAPES, ids=lambda shape: shape.name)
+def shape(request: pytest.FixtureRequest) -> Shape:
+    """Each message shape in turn."""
+    given_shape: Shape = request.param
+    return given_shape
+
+
+@pytest.fixture
+def archiver(tmp_path: Path, shape: Shape) -> Iterator[Archiver]:
+    """An archiver with ten dull turns and one that has it all."""
+    with Archiver(tmp_path / "archive", shape.name, "seed") as made:
+        made.fold([message for number in range(10) for message in work(shape, number, steps=6)])
+        made.fold(telling(shape))
+        yield made
+
+
+def telling(shape: Shape) -> list[dict[str, Any]]:
+    """Return a turn whose third message has everything in it."""
+    turn = [shape.user("Look around"), shape.calls(("c0", "bash", {"command": "ls"})), *shape.results(("c0", HAYSTACK))]
+    for number in range(1, 6):
+        input = {"command": "grep -rn 'open(' src/ | head -3", "secret_key_name": True}
+        turn += [shape.calls((f"c{number}", "bash", input)), *shape.results((f"c{number}", "nothing"))]
+    return [*turn, shape.assistant("All seen.")]
+
+
+@pytest.mark.parametrize("what", NEEDLES)
+def test_everything_is_found(archiver: Archiver, what: str) -> None:
+    """Whatever it is, the first hit holds it, and reading that very entry shows it."""
+    needle = NEEDLES[what]
+    hit = archiver.search(needle)[0]
+    assert hit.exact
+    assert needle in hit.text
+    found = archiver.read_archive(hit.id, hit.entry, hit.entry)
+    assert json.dumps(needle, ensure_ascii=False)[1:-1] in json.dumps(found, ensure_ascii=False).replace("\\\\", "\\")
+
+
+def test_search_is_fresh(shape: Shape, archiver: Archiver) -> None:
+    """What was archived a moment ago is found."""
+    assert archiver.search("needle_77_1 ")[:1] == []
+    archiver.fold(work(shape, 77, steps=6))
+    assert archiver.search("needle_77_1")[0].task == "Look into module 77"
+
+
+def test_what_was_found_comes_before_what_was_asked(shape: Shape, archiver: Archiver) -> None:
+    """An archive shows several of its places, its prompt last; but every archive shows one first."""
+    for number in (1, 2):
+        call = shape.calls((f"c{number}", "grep", {"pattern": "valve_9"}))
+        results = shape.results((f"c{number}", f"src/{number}.py: valve_9 = open()\n" + "words, more; " * 4000))
+        turn = [shape.user("Where is valve_9?"), call, *results, shape.assistant("It is valve_9, as asked.")]
+        archiver.fold(turn)
+    hits = archiver.search("valve_9")
+    assert len({hit.id for hit in hits[:2]}) == 2
+    assert len(hits) == 6
+    assert all("Where is" not in hit.text for hit in hits)
+    assert len(archiver.search("valve_9", 2)) == 2
+
+
+def test_the_place_that_holds_most_of_a_question_is_shown(shape: Shape, archiver: Archiver) -> None:
+    """Not the prompt that asked the same, and not another turn's that says less of it."""
+    for number in range(6):
+        call = shape.calls((f"c{number}", "read_file", {"path": "log"}))
+        results = shape.results((f"c{number}", f"item {number}: valve V000{number} pressure 1.{number}1 bar\n" * 1200))
+        archiver.fold([shape.user(f"How is valve V000{number}?"), call, *results, shape.assistant("Fine.")])
+    for query in ("pressure of V0003", "What was the pressure of valve V0003?"):
+        hit = archiver.search(query)[0]
+        assert "V0003 pressure 1.31 bar" in hit.text
+        assert "How is" not in hit.text
+
+
+def test_exact_case_comes_before_any_other(archiver: Archiver) -> None:
+    """Letter by letter is exact; in another case it is similar, and still found."""
+    assert archiver.search("handle_pump")[0].exact
+    similar = archiver.search("HANDLE_PUMP")[0]
+    assert not similar.exact
+    assert "handle_pump" in similar.text
+
+
+def test_words_apart_are_found(archiver: Archiver) -> None:
+    """Words that stand nowhere in a row are found where all of them are, else where any is."""
+    both = archiver.search("valve 90210 stuck")
+    assert not both[0].exact
+    assert both[0].task == "Look around"
+    assert archiver.search("zebra overflow42")[0].task == "Look around"
+    assert archiver.search("zebra giraffe") == []
+
+
+@pytest.mark.parametrize(
+    "query", ["", "  ", "\n", '"', "*", "AND", "NEAR(", "a OR", "-", "x" * 100_000, "\ud800", "\x00"]
+)
+def test_odd_queries_are_answered(archiver: Archiver, query: str) -> None:
+    """No query is an error, whatever language the index speaks."""
+    assert isinstance(archiver.search(query), list)
+
+
+def test_hits_are_limited(archiver: Archiver) -> None:
+    """As many hits as asked for, one an archive; none for a limit of none."""
+    assert len(archiver.search("read_file", 3)) == 3
+    assert len({hit.id for hit in archiver.search("read_file", 50)}) == 10
+    assert archiver.search("read_file", 0) == []
+
+
+def test_index_is_derived(tmp_path: Path, shape: Shape, archiver: Archiver) -> None:
+    """Removed, spoilt, or of another folder, the index is made anew and finds the same."""
+    before = archiver.search("overflow42")
+    archiver.close()
+    path = tmp_path / "archive" / "index.sqlite"
+    for spoil in (None, b"", b"not a database at all, not even close", "ahead"):
+        if spoil is None:
+            path.unlink()
+        elif isinstance(spoil, bytes):
+            path.write_bytes(spoil)
+        else:
+            database = sqlite3.connect(path)
+            database.execute("UPDATE state SET count = 999")
+            database.commit()
+            database.close()
+        with Archiver(tmp_path / "archive", shape.name, "seed") as again:
+            assert again.search("overflow42") == before
+
+
+def test_index_made_anew_is_the_same(tmp_path: Path, shape: Shape, archiver: Archiver) -> None:
+    """Built turn by turn or all at once, the index answers alike."""
+    queries = ["needle_3_1", "read_file", "valve 7", "世界", "module"]
+    grown = [archiver.search(query) for query in queries]
+    archiver.close()
+    (tmp_path / "archive" / "index.sqlite").unlink()
+    with Archiver(tmp_path / "archive", shape.name, "seed") as again:
+        assert [again.search(query) for query in queries] == grown
+
+
+def test_without_an_index_reading_finds_it(tmp_path: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the database cannot be had, everything exact is found all the same."""
+
+    def missing(*_: object, **__: object) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("no such module: fts5")
+
+    monkeypatch.setattr(sqlite3, "connect", missing)
+    with Archiver(tmp_path, shape.name, "seed") as archiver:
+        archiver.fold(telling(shape))
+        for needle in NEEDLES.values():
+            assert archiver.search(needle)[0].exact
+
+
+def test_hits_in_phases_and_eras_can_be_read(tmp_path: Path, shape: Shape) -> None:
+    """Wherever a thing went, turn, phase or era, its hit leads to the very message."""
+    config = ArchivalConfig(profile="economy", high_tokens=3000, low_tokens=800, rollup_tokens=900)
+    with Archiver(tmp_path, shape.name, config=config) as archiver:
+        live: list[dict[str, Any]] = []
+        for number in range(25):
+            for message in [
+                *work(shape, number, steps=8, size=1500),
+                shape.user(f"aside_{number}"),
+                shape.assistant("ok"),
+            ]:
+                live = archiver.fold([*live, message])
+        assert {record.kind for record in archiver.archives()} == {"turn", "phase", "era"}
+        for needle in [f"needle_{number}_{step} " for number in range(23) for step in (0, 4, 7)] + [
+            "aside_3",
+            "aside_9",
+        ]:
+            hit = archiver.search(needle.strip())[0]
+            assert needle.strip() in json.dumps(archiver.read_archive(hit.id, hit.entry, hit.entry))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_any_piece_of_a_text_is_found(data: st.DataObject) -> None:
+    """Any piece of what was archived, cut anywhere, is found exactly."""
+    from tempfile import TemporaryDirectory
+
+    shape = SHAPES[0]
+    text = data.draw(st.text(alphabet="abAB_/.- \n\"\\'12世界é", min_size=1, max_size=80))
+    start = data.draw(st.integers(0, len(text) - 1))
+    piece = text[start : data.draw(st.integers(start + 1, len(text)))]
+    with TemporaryDirectory() as folder, Archiver(folder, shape.name, "seed") as archiver:
+        turn = telling(shape)
+        turn[2:3] = shape.results(("c0", text))
+        archiver.fold(turn)
+        if piece.strip():
+            assert archiver.search(piece)[0].exact
+
+
+def test_passages_are_short_and_hold_the_query() -> None:
+    """A passage is a few lines around the place; a long query is in it whole."""
+    text = "before\n" * 500 + "the needle is here" + "\nafter" * 500
+    found = passage(text, "needle is")
+    assert found is not None
+    assert found[1]
+    assert "needle is" in found[0]
+    assert len(found[0]) < 300
+    long = passage(text, "before\n" * 100)
+    assert long is not None
+    assert "before\n" * 100 in long[0]
+    assert passage(text, "zebra") is None
+
+
+def test_tools_for_the_model(archiver: Archiver) -> None:
+    """Both tools are defined in the caller's shape and answer in text; what goes wrong is said in it."""
+    names = [tool.get("name") or tool["function"]["name"] for tool in archiver.tools()]
+    assert names == ["search_archive", "read_archive"]
+    said = archiver.call("search_archive", {"query": "overflow42"})
+    assert "(Look around):" in said
+    id, _, entry = said.split()[:3]
+    assert "handle_pump_overflow42" in archiver.call(
+        "read_archive", {"id": id, "first": int(entry), "last": int(entry)}
+    )
+    assert archiver.call("read_archive", {"id": id}).startswith("[entry 1]\n## user\nLook around")
+    assert archiver.call("search_archive", {"query": "zebra"}) == "Nothing in the archives resembles that."
+    assert archiver.call("read_archive", {"id": id, "first": 99}) == "There is no such entry."
+    for input in ({}, {"query": 7}, {"id": "zz"}, {"id": id, "first": 0}, {"id": id, "first": 3, "last": 2}):
+        name = "search_archive" if "query" in input or not input else "read_archive"
+        assert archiver.call(name, input).startswith("Error: ")
+
+
+def test_answers_to_the_model_are_bounded(tmp_path: Path, shape: Shape) -> None:
+    """Many hits and long entries are cut, with word of how to get the rest."""
+    with Archiver(tmp_path, shape.name, "seed") as archiver:
+        archiver.fold([message for n in range(60) for message in work(shape, n, steps=6, size=3000)])
+        hits = archiver.call("search_archive", {"query": "words, more", "limit": 50})
+        assert len(hits) < 6_000
+        assert "more: ask for something more particular" in hits
+        read = archiver.call("read_archive", {"id": archiver.archives()[0].id})
+        assert len(read) < 14_000
+        assert "[more: read_archive with first=" in read
+
+
+def test_damaged_archives_are_passed_over(tmp_path: Path, shape: Shape, archiver: Archiver) -> None:
+    """One archive that cannot be read any more hides no other, with or without an index."""
+    archiver.close()
+    path = tmp_path / "archive" / "archive-000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"needle_3_1 ", b"noodle_3_1 "))
+    for _ in range(2):
+        with Archiver(tmp_path / "archive", shape.name, "seed") as again:
+            assert again.notes
+            assert again.search("overflow42")[0].exact
+            assert again.search("noodle_3_1") == []
+            assert again.search("ndle_pum")[0].exact
+        (tmp_path / "archive" / "index.sqlite").unlink()
+
+
+def test_lost_file_is_an_error_that_names_it(tmp_path: Path, archiver: Archiver) -> None:
+    """When somebody removes the archives under it, a search says so, and the model is told in words."""
+    (tmp_path / "archive" / "archive-000001.jsonl").unlink()
+    with pytest.raises(StoreError, match="archive-000001"):
+        archiver.search("overflow42")
+    assert "archive-000001" in archiver.call("search_archive", {"query": "overflow42"})

@@ -1,0 +1,384 @@
+"""Budgets of every kind by the same rules: tokens, calls, tools' time, time at work, processes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch.policy.budget_rules import LOW_SHARE, budget_change, format_amount
+from orch.policy.budgets import BudgetLedger
+from orch.supervisor.time_budget import Overtime
+from orch.tree.agents.agent_record import Worked
+from orch.tree.journal.entries import Opened
+from orch.tree.journal.events import Finish, Gone, Recover, Resume
+from orch_protocol.agent.spec import Limits
+from orch_protocol.core.budget import KINDS, Amounts, Budget, BudgetChange, Reserve, amounts_of, limit_of
+from orch_protocol.core.errors import BudgetExceededError, ConfigError
+from orch_protocol.core.messages import Reply, Usage
+from orchestrator.tree_double import Forest
+
+RESERVED = ("usd", "tokens", "tool_seconds", "model_calls", "tool_calls")
+
+
+class Land:
+    """Agents, and their budgets of any kind."""
+
+    def __init__(self, **limits: float) -> None:
+        self.forest = Forest(allow_nested=True, max_concurrent=99)
+        self.budgets = BudgetLedger(self.forest.tree.nodes, Budget(**limits), lambda: self.forest.now)
+
+    def work(self, parent: str | None = None, **limits: float) -> str:
+        """Let an agent with these limits be at work, and return its id."""
+        id = self.forest.spawn(parent, limits=Limits(**limits))
+        self.forest.ask(id, f"q-{id}")
+        return id
+
+    def take(self, id: str, **amounts: float) -> Amounts:
+        """Put so much aside, use all that there was, and return it."""
+        wanted = Amounts(**amounts)
+        reserved = self.budgets.reserve(id, Reserve(wanted, wanted, wanted))
+        assert reserved is not None
+        self.budgets.settle(id, reserved.id, reserved.amounts)
+        return reserved.amounts
+
+    def finish(self, id: str, usage: Usage = Usage()) -> None:  # noqa: B008
+        """Let the agent answer."""
+        self.forest.handle(Finish(id, f"q-{id}", Reply(id, f"q-{id}", "done", usage=usage)))
+
+
+@pytest.mark.parametrize("kind", RESERVED)
+def test_each_kind_is_put_aside_used_and_over(kind: str) -> None:
+    """A parent's limit holds for its child, whatever that was given; what is refused names limit, owner and remedy."""
+    land = Land()
+    parent = land.work(**{limit_of(kind): 10})
+    child = land.work(parent, **{limit_of(kind): 1000})
+    assert land.budgets.kinds_for(child) == (kind,)
+    land.take(child, **{kind: 6})
+    land.take(parent, **{kind: 4})
+    assert getattr(land.budgets.spent(land.forest.tree.nodes[parent]), kind) == 10
+    assert getattr(land.budgets.spent(None), kind) == 10
+    with pytest.raises(
+        BudgetExceededError, match=r"agent 'agent-1' and those below it.*`orch resume 1 --max-"
+    ) as raised:
+        land.take(child, **{kind: 1})
+    assert limit_of(kind).removesuffix("_usd").replace("_", "-") in str(raised.value)
+
+
+def test_of_several_kinds_all_must_be_there() -> None:
+    """Nothing is put aside of one kind when another is used up: it would be missing to others."""
+    land = Land(max_tokens=100, max_model_calls=2)
+    one, two = land.work(), land.work()
+    land.take(one, tokens=10, model_calls=1)
+    land.take(two, tokens=10, model_calls=1)
+    with pytest.raises(
+        BudgetExceededError, match="0 model calls are left: all agents together used 2 of 2 model calls"
+    ):
+        land.take(one, tokens=10, model_calls=1)
+    assert land.budgets.holders() == []
+    assert land.take(one, tokens=80).tokens == 80
+
+
+def test_a_kind_that_nobody_bounds_is_granted_whole() -> None:
+    """Beside one that is."""
+    land = Land(max_tool_calls=1)
+    assert land.take(land.work(), tool_calls=1, tool_seconds=120).tool_seconds == 120
+
+
+def test_what_is_on_record_counts() -> None:
+    """Of a usage its tokens are all that models read and wrote, cached or not."""
+    usage = Usage(1, 2, 4, 8, 0.5, model_calls=3, tool_calls=4, tool_seconds=1.5)
+    assert amounts_of(usage) == Amounts(usd=0.5, tokens=15, tool_seconds=1.5, model_calls=3, tool_calls=4)
+    assert amounts_of(usage + usage) == amounts_of(usage) + amounts_of(usage)
+    land = Land(max_tokens=20)
+    id = land.work()
+    land.finish(id, usage)
+    land.forest.ask(id, "again")
+    with pytest.raises(BudgetExceededError, match="5 tokens are left"):
+        land.take(id, tokens=6)
+
+
+class TestTime:
+    """Time at work, by the clock."""
+
+    def test_agents_that_work_at_once_use_it_once(self) -> None:
+        """A parent that waits for its child and the child are at work in the same seconds; nobody is between turns."""
+        land = Land()
+        parent = land.work(max_seconds=60)
+        land.forest.now += 5
+        child = land.work(parent)
+        land.forest.now += 10
+        land.finish(child)
+        land.finish(parent)
+        land.forest.now += 1000
+        nodes = land.forest.tree.nodes
+        assert land.budgets.spent(nodes[parent]).seconds == 15
+        assert land.budgets.spent(nodes[child]).seconds == 10
+        assert land.budgets.spent(None).seconds == 15
+        assert land.budgets.time_left(child)[0] == 45  # type: ignore[index]
+        assert land.forest.refold().nodes.by_id == nodes.by_id
+
+    def test_turns_are_told_to_end_when_it_is_over(self) -> None:
+        """At that moment and once; a limit that was raised meanwhile holds."""
+        land = Land()
+        parent = land.work(max_seconds=60)
+        child = land.work(parent, max_seconds=40)
+        ended: list[tuple[str, str]] = []
+        later: list[tuple[float, object]] = []
+        watch = Overtime(
+            land.forest.tree.nodes,
+            land.budgets,
+            lambda id, _, short: ended.append((id, short)),
+            lambda seconds, act: later.append((seconds, act)),
+        )
+        watch.look()
+        assert ended == []
+        assert later[-1][0] == pytest.approx(40, abs=0.01)
+        land.forest.now += 40
+        later[-1][1]()  # type: ignore[operator]
+        assert [id for id, _ in ended] == [child]
+        assert "used 40 of 40 s of work; `orch resume 2 --max-seconds" in ended[0][1]
+        land.forest.handle(Resume(parent, BudgetChange(max_seconds=90)))
+        land.forest.now += 20
+        later[-1][1]()  # type: ignore[operator]
+        assert len(ended) == 1
+        stale = later[0][1]
+        count = len(later)
+        stale()  # type: ignore[operator]
+        assert len(later) == count  # somebody has looked since
+        land.forest.now += 30
+        later[-1][1]()  # type: ignore[operator]
+        assert [id for id, _ in ended] == [child, parent]
+
+    def test_an_agent_without_time_is_not_asked(self) -> None:
+        """It could do nothing but end."""
+        land = Land(max_seconds=10)
+        id = land.work()
+        land.budgets.require_time(id)
+        land.forest.now += 10
+        land.finish(id)
+        with pytest.raises(BudgetExceededError, match="all agents together used 10 of 10 s of work"):
+            land.budgets.require_time(id)
+
+    def test_the_time_between_two_lives_of_a_root_is_nobodys(self) -> None:
+        """A turn that was under way when the root died did not work until the next one came."""
+        land = Land()
+        id = land.work(max_seconds=60)
+        land.forest.now += 10
+        other = land.work()
+        land.forest.now += 5000
+        land.forest.handle(Recover(1))
+        assert isinstance(land.forest.journal[-5], Opened)
+        nodes = land.forest.tree.nodes
+        assert [land.budgets.spent(nodes[each]).seconds for each in (id, other)] == [10, 0]
+        assert land.budgets.spent(None).seconds == 10
+
+    @given(st.lists(st.tuples(st.floats(0, 9), st.booleans())))
+    def test_it_is_never_more_than_has_passed(self, steps: list[tuple[float, bool]]) -> None:
+        """However many turns begin and end."""
+        worked, now = Worked(), 0.0
+        for seconds, begins in steps:
+            now += seconds
+            if begins:
+                worked.begin(now)
+            elif worked.turns:
+                worked.end(now)
+            assert 0 <= worked.seconds(now) <= now + 1e-6
+
+
+def test_processes_are_counted_as_they_are_started() -> None:
+    """Each start counts, of revived agents and of those below too; killed ones count."""
+    land = Land()
+    parent = land.work(max_processes=3)
+    child = land.work(parent)
+    land.budgets.require_process(child)
+    land.forest.handle(Gone(child, 1, -9))
+    land.forest.ask(child, "again")
+    assert land.budgets.spent(land.forest.tree.nodes[parent]).processes == 3
+    for id in (parent, child):
+        with pytest.raises(BudgetExceededError, match=r"used 3 of 3 processes; `orch resume 1 --max-processes N`"):
+            land.budgets.require_process(id)
+    land.budgets.require_process(None)
+
+
+class TestLow:
+    """What an agent is told before it is too late."""
+
+    @pytest.mark.parametrize("kind", RESERVED)
+    def test_it_is_told_from_four_fifths_on(self, kind: str) -> None:
+        """Of each budget that binds it, whose it is, how much is used and what follows."""
+        land = Land()
+        parent = land.work(**{limit_of(kind): 100})
+        child = land.work(parent)
+        land.take(child, **{kind: 79})
+        assert land.budgets.low(child) == ""
+        land.take(child, **{kind: 1})
+        said = land.budgets.low(child)
+        assert said.startswith("[Budget: agent 'agent-1' and those below it used 80 % of what may be used, ")
+        assert "the turn ends: do what matters most now" in said
+        assert land.budgets.low(parent) == said
+
+    def test_nothing_is_said_of_what_nobody_bounds(self) -> None:
+        """Whatever was used."""
+        land = Land()
+        id = land.work()
+        land.take(id, tokens=10**9)
+        assert land.budgets.low(id) == ""
+        assert LOW_SHARE == 0.8
+
+
+class TestAll:
+    """The budget of all agents, set anew while they work."""
+
+    def change(self, land: Land, **limits: float | None) -> None:
+        """Set limits anew."""
+        entry = land.budgets.change(BudgetChange(**limits))  # type: ignore[arg-type]
+        assert entry is not None
+        land.forest.journal.append(entry)
+        land.forest.tree.apply([entry])
+
+    def test_it_holds_at_once_and_is_on_record(self) -> None:
+        """What is left out stays; None is no limit."""
+        land = Land(max_tokens=10, max_model_calls=1)
+        id = land.work()
+        land.take(id, tokens=10, model_calls=1)
+        self.change(land, max_tokens=30)
+        assert land.take(id, tokens=20).tokens == 20
+        with pytest.raises(
+            BudgetExceededError, match=r"which is budget\.max_model_calls; `orch budget --max-model-calls"
+        ):
+            land.take(id, model_calls=1)
+        self.change(land, max_model_calls=None)
+        land.take(id, model_calls=99)
+        again = BudgetLedger(
+            land.forest.refold().nodes, Budget(max_tokens=10, max_model_calls=1), lambda: land.forest.now
+        )
+        assert again.of_all == land.budgets.of_all == Budget(max_tokens=30)
+        assert land.budgets.change(BudgetChange()) is None
+
+    def test_the_configuration_is_newer_when_it_says_something_else(self) -> None:
+        """Each limit for itself."""
+        land = Land(max_tokens=10, max_tool_calls=5)
+        self.change(land, max_tokens=30, max_tool_calls=50)
+        later = BudgetLedger(
+            land.forest.refold().nodes, Budget(max_tokens=20, max_tool_calls=5), lambda: land.forest.now
+        )
+        assert later.of_all == Budget(max_tokens=20, max_tool_calls=50)
+
+
+@pytest.mark.parametrize("kind", RESERVED)
+@pytest.mark.parametrize("seed", range(4))
+def test_nobody_ever_uses_more_than_there_is(kind: str, seed: int) -> None:
+    """Fifty race for it in whatever order: overshoot is none at all, and all of it can be had."""
+    luck = random.Random(seed)
+    land = Land(**{limit_of(kind): 100})
+    ids = [land.work() for _ in range(50)]
+    held: dict[str, tuple[str, float]] = {}
+    one = Amounts(**{kind: 1})
+    used = 0.0
+    while ids:
+        id = luck.choice(ids)
+        if id in held:
+            hold, amount = held.pop(id)
+            land.budgets.settle(id, hold, Amounts(**{kind: amount}))
+            used += amount
+        else:
+            try:
+                reserved = land.budgets.reserve(id, Reserve(one, one, one))
+            except BudgetExceededError:
+                ids.remove(id)
+                continue
+            if reserved is not None:
+                held[id] = (reserved.id, getattr(reserved.amounts, kind))
+        assert used + sum(amount for _, amount in held.values()) <= 100
+    assert used == 100
+
+
+def test_amounts_are_told_to_people() -> None:
+    """With their unit, one and many."""
+    said = [format_amount(kind, 1) for kind in KINDS]
+    assert said == ["$1.00", "1 token", "1 s of work", "1 s of tools", "1 model call", "1 call of tools", "1 process"]
+    assert format_amount("tokens", 12345.0) == "12,345 tokens"
+    assert format_amount("seconds", 1.25) == "1.2 s of work"
+
+
+def test_what_a_program_sets_anew() -> None:
+    """Endless is no limit, what is left out stays, and what is no limit is refused by name."""
+    assert budget_change(None, None) == BudgetChange()
+    assert budget_change(2.5, Budget(max_tokens=5)).limits() == {"max_cost_usd": 2.5, "max_tokens": 5}
+    endless = float("inf")
+    assert budget_change(endless, Budget(max_seconds=endless)).limits() == {"max_cost_usd": None, "max_seconds": None}
+    for limits, what in (({"max_tokens": 1.5}, "a whole number"), ({"max_seconds": -1}, "a number")):
+        with pytest.raises(ConfigError, match=rf"{next(iter(limits))} = .* does not do: {what} above 0"):
+            budget_change(None, Budget(**limits))
+
+
+class TestCutOff:
+    """What a process had begun when it ended, and could not record."""
+
+    def end(self, land: Land, id: str, usage: Usage = Usage()) -> Usage:  # noqa: B008
+        """Let the process of the agent end, with so much on its record; return what the agent used in all."""
+        decision = land.forest.tree.decide(Gone(id, 1, -9, usage=usage), land.forest.now)
+        land.forest.tree.apply(land.budgets.charged(decision.entries))
+        return land.forest.tree.nodes[id].usage
+
+    def hold(self, land: Land, id: str, least: Amounts, most: Amounts) -> str:
+        """Put something aside and return its id."""
+        reserved = land.budgets.reserve(id, Reserve(least, least, most))
+        assert reserved is not None
+        return reserved.id
+
+    def test_a_request_that_was_made_costs_the_least_that_it_takes(self) -> None:
+        """Whatever became of the answer: an agent whose processes end in each request comes to its budget's end."""
+        land = Land(max_cost_usd=10, max_model_calls=5)
+        id = land.work()
+        self.hold(land, id, Amounts(usd=1, model_calls=1), Amounts(usd=8, model_calls=1))
+        assert self.end(land, id) == Usage(cost_usd=1, cost_known=False, model_calls=1)
+        assert land.budgets.spent(None).model_calls == 1
+
+    def test_a_root_that_dies_meanwhile_knows_it_from_its_journal(self) -> None:
+        """What was put aside is on record before it is used: the next root charges the least of what was begun."""
+        land = Land(max_cost_usd=10, max_model_calls=5)
+        id = land.work()
+        one = Amounts(usd=1, model_calls=1)
+        for settled in (True, False):
+            hold = self.hold(land, id, one, Amounts(usd=3, model_calls=1))
+            entries = [land.budgets.put_aside(id, hold), land.budgets.settle(id, hold, one) if settled else None]
+            land.forest.write([entry for entry in entries if entry is not None])
+        again = land.forest.refold()
+        budgets = BudgetLedger(again.nodes, Budget(max_cost_usd=10, max_model_calls=5), lambda: land.forest.now)
+        used = Usage(cost_usd=1, model_calls=1)
+        decision = again.decide(Recover(1, {}, {f"q-{id}": used}), land.forest.now)
+        again.apply(budgets.charged(decision.entries))
+        assert again.nodes[id].usage == Usage(cost_usd=2, cost_known=False, model_calls=2)
+        assert again.nodes.aside == {}
+
+    def test_what_is_on_record_counts_once(self) -> None:
+        """Though the root was not told of it any more."""
+        land = Land(max_cost_usd=10)
+        id = land.work()
+        one = Amounts(usd=1)
+        land.budgets.settle(id, self.hold(land, id, one, one), one)
+        self.hold(land, id, one, one)
+        used = Usage(cost_usd=2, model_calls=2)
+        assert self.end(land, id, used) == used
+
+    def test_a_call_that_was_begun_counts(self) -> None:
+        """Of two that were, one is on record."""
+        land = Land(max_tool_calls=10, max_tool_seconds=100)
+        id = land.work()
+        for _ in range(2):
+            self.hold(land, id, Amounts(tool_calls=1, tool_seconds=1), Amounts(tool_calls=1, tool_seconds=30))
+        used = Usage(tool_calls=1, tool_seconds=3)
+        assert self.end(land, id, used) == Usage(tool_calls=2, tool_seconds=4)
+
+    def test_nothing_is_made_up(self) -> None:
+        """Where nothing was put aside, or the turn ended by itself."""
+        land = Land(max_model_calls=9)
+        idle, done = land.work(), land.work()
+        assert self.end(land, idle) == Usage()
+        self.hold(land, done, Amounts(model_calls=1), Amounts(model_calls=1))
+        decision = land.forest.tree.decide(Finish(done, f"q-{done}", Reply(done, f"q-{done}", "x")), land.forest.now)
+        assert land.budgets.charged(decision.entries) == decision.entries

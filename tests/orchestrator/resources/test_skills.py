@@ -1,0 +1,361 @@
+"""Which skills there are for a folder, which of them an agent has, and what it is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import Config, ConfigError, Skill, SkillsConfig, SubagentsConfig
+from orch.resources.extensions import find as find_extensions
+from orch.resources.extensions import specs
+from orch.resources.extensions import trust as trust_extension
+from orch.resources.skill_discovery import Found, Shelves, find, trust, untrust
+from orch.services.agents.spawn import describe
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.errors import ToolNotGrantedError
+from orch_protocol.resources.skills import SkillSpec, SkillsSpec
+from orch_protocol.services.requests import Spawn
+from orch_worker.prompt.instructions import stable_parts
+from orch_worker.skills.catalog import Shelf
+from orch_worker.skills.skill_file import read_skill_file, skill_in
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.dispatch.presets import make_toolbox
+from orchestrator.root_double import World, opened
+
+RULES = SkillsConfig()
+BACKEND = BackendSpec("scripted")
+
+
+def put(place: Path, name: str = "pump", description: str = "Pumps.", body: str = "Look.") -> Path:
+    """Write a skill below `place`."""
+    (place / name).mkdir(parents=True)
+    (place / name / "SKILL.md").write_text(f"---\nname: {name}\ndescription: {description}\n---\n{body}\n")
+    return place / name
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home, and a project's folder that one is in."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "project").mkdir()
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def project(home: Path) -> Path:
+    """Return the project's folder for skills."""
+    return home.parent / "project" / ".orch" / "skills"
+
+
+def there(home: Path, rules: SkillsConfig = RULES, **more: Any) -> dict[str, str]:
+    """Return the skills for the project, and why each one is off."""
+    return {each.name: each.why_off for each in find(home.parent / "project", home, rules, **more)}
+
+
+class TestProviders:
+    """Where skills are from."""
+
+    def test_a_users_own_are_on_and_a_projects_are_not(self, home: Path, project: Path) -> None:
+        """What lies in one's own home is one's own; what came with a project is read first."""
+        put(home / "skills", "own")
+        put(project)
+        assert there(home)["own"] == ""
+        assert "was not trusted: read it, then orch skills trust pump" in there(home)["pump"]
+
+    def test_trust_is_for_what_was_read(self, home: Path, project: Path) -> None:
+        """A trusted one is on, until anything in its folder changes, or it is not trusted any more."""
+        folder = put(project)
+        trust(folder, home)
+        assert there(home) == {"pump": ""}
+        (folder / "more.md").write_text("And tell nobody.\n")
+        assert "was changed since it was trusted" in there(home)["pump"]
+        trust(folder, home)
+        assert untrust(folder, home)
+        assert not untrust(folder, home)
+        assert "was not trusted" in there(home)["pump"]
+
+    def test_configured_folders(self, home: Path, tmp_path: Path) -> None:
+        """A folder elsewhere is what its user says; a relative one is the project's, and to be trusted."""
+        put(tmp_path / "others", "elsewhere")
+        put(home.parent / "project" / ".agents" / "skills", "theirs")
+        rules = SkillsConfig(folders=(str(tmp_path / "others"), ".agents/skills", "nowhere"))
+        found = there(home, rules)
+        assert found["elsewhere"] == ""
+        assert "was not trusted" in found["theirs"]
+
+    def test_a_package_by_its_entry_point(self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An installed package offers a folder of skills under a name; one that nobody offers is an error."""
+        put(tmp_path / "site" / "offering", "packed")
+        (tmp_path / "site" / "offering" / "__init__.py").write_text("")
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        offered = [EntryPoint("short", "offering", "orch.skills")]
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: offered)
+        [found] = find(home.parent, home, SkillsConfig(load=("short",)))
+        assert (found.name, found.where, found.why_off) == ("packed", "package", "")
+        with pytest.raises(ConfigError, match=r"skills.load: .*offers 'long' as orch.skills; there are: short"):
+            find(home.parent, home, SkillsConfig(load=("long",)))
+
+    def test_an_extensions_are_those_that_its_manifest_names(self, home: Path) -> None:
+        """They are called after it; one that is not permitted is left out, and that is told."""
+        pack = home / "extensions" / "pack"
+        put(pack / "skills", "review")
+        put(pack / "skills", "sneak")
+        (pack / "extension.toml").write_text('name = "pack"\n[permissions]\nskills = ["review"]\n')
+        (pack / "extension.py").write_text("def register(extension): ...\n")
+        extensions = specs(find_extensions(home.parent, home), home)
+        found = there(home, extensions=extensions)
+        assert found["pack:review"] == ""
+        assert "permissions.skills of extension 'pack' has no 'sneak'" in found["pack:sneak"]
+
+    def test_a_projects_extension_is_trusted_as_a_whole(self, home: Path) -> None:
+        """Its skills are on with it, and are held to what was trusted of it."""
+        pack = home.parent / "project" / ".orch" / "extensions" / "pack"
+        put(pack / "skills", "review")
+        (pack / "extension.toml").write_text('name = "pack"\n[permissions]\nskills = ["review"]\n')
+        (pack / "extension.py").write_text("def register(extension): ...\n")
+        assert specs(find_extensions(home.parent / "project", home), home) == ()
+        trust_extension(pack, home)
+        extensions = specs(find_extensions(home.parent / "project", home), home)
+        [found] = find(home.parent / "project", home, RULES, extensions=extensions)
+        assert found.skill is not None
+        assert (found.skill.trusted, found.why_off) == (str(pack), "")
+
+    def test_of_two_of_one_name_the_projects_gives_way(self, home: Path, project: Path, tmp_path: Path) -> None:
+        """A program's comes first, then one's own: nobody else's takes their place."""
+        put(home / "skills")
+        put(tmp_path / "others")
+        trust(put(project), home)
+        rules = SkillsConfig(folders=(str(tmp_path / "others"),))
+        found = find(home.parent / "project", home, rules, own=[SkillSpec("pump", "Mine.")])
+        assert [(each.where, not each.why_off) for each in found] == [
+            ("program", True),
+            *((where, False) for where in ("user", "folder", "project")),
+        ]
+        assert "another one of that name, of program" in found[1].why_off
+
+    def test_a_broken_one_hides_no_other(self, home: Path) -> None:
+        """What breaks a rule, has no body, or holds a link, is off and says why; a folder that is no skill is none."""
+        put(home / "skills", "good")
+        put(home / "skills", "Bad")
+        put(home / "skills", "empty", body="")
+        (put(home / "skills", "linked") / "x").symlink_to("/etc/hostname")
+        (home / "skills" / "notes").mkdir()
+        found = {each.name: each for each in find(home.parent, home, RULES)}
+        assert {name for name, each in found.items() if each.broken} == {"Bad", "empty", "linked"}
+        assert "Bad/SKILL.md: line 2, name: 'Bad' has capital letters" in found["Bad"].why_off
+        assert found["good"].why_off == ""
+
+    def test_what_did_not_change_is_not_read_again(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Until it does, whatever the change is."""
+        folder = put(home / "skills")
+        monkeypatch.setattr("orch.resources.skill_discovery.SETTLED_NS", -(10**12))
+        read: list[Path] = []
+        monkeypatch.setattr(
+            "orch.resources.skill_discovery.skill_in", lambda held, path: read.append(path) or skill_in(held, path)
+        )
+        shelves = Shelves()
+        first = shelves.look(folder)
+        assert shelves.look(folder) is first
+        (folder / "more.md").write_text("x")
+        assert shelves.look(folder).hash != first.hash
+        assert len(read) == 2
+
+
+class TestProgram:
+    """Skills of a program."""
+
+    async def test_they_are_registered_all_or_none(self, tmp_path: Path) -> None:
+        """One skill, or what a provider has each time; a name twice, or a rule that is broken, is an error."""
+
+        class Two:
+            def skills(self) -> list[Skill]:
+                return [Skill("a", "First.", "Do a."), Skill("b", "Second.", "Do b.", files={"x/y.md": "y"})]
+
+        async with opened(tmp_path / "home") as world:
+            assert world.register_skill(Two()) == ("a", "b")
+            for wrong, why in (
+                (Skill("a", "Again.", "Do."), "there is a skill 'a' already"),
+                (Skill("A b", "d", "Do."), "skill 'A b': name: 'A b' has capital letters"),
+                (Skill("c", "d" * 1025, "Do."), "skill 'c': description: it has 1025"),
+                (Skill("c", "d", " "), "skill 'c' has no body"),
+                (Skill("c", "d", "Do.", files={"../x": ""}), "'../x' is no path of a file below its folder"),
+                ("c", "a skill is a Skill, or something that has skills"),
+            ):
+                with pytest.raises(ConfigError, match=why):
+                    world.register_skill(wrong)  # type: ignore[arg-type]
+            assert [each.name for each in world.skills(tmp_path) if each.where == "program"] == ["a", "b"]
+            agent = await world.scripted("done")
+            assert [skill.name for skill in spec_of(world, agent).skills] == ["a", "b"]
+
+    @pytest.mark.parametrize(
+        "text", ["plain", "a: b", "# x", "yes", "'", 'a "b"', "- x", "1", "line\nline", "*a", "é: ü"]
+    )
+    def test_whatever_it_says_is_written_as_a_file_that_says_so(self, tmp_path: Path, text: str) -> None:
+        """A skill as a file is the skill again."""
+        made = Skill("s", text, "Do.", allowed_tools=("Read",), license=text, metadata={"k": text})
+        (tmp_path / "s").mkdir()
+        (tmp_path / "s" / "SKILL.md").write_text(made.text())
+        found = read_skill_file(tmp_path / "s")
+        assert (found.description, found.license, found.metadata) == (text, text, {"k": text})
+        assert found.allowed == ("Read",)
+
+
+def spec_of(world: World, agent: Any) -> SkillsSpec:
+    """Return the skills that an agent has."""
+    return world.supervisor.tree.nodes[agent.id].spec.skills
+
+
+def offered(*names: str) -> list[Found]:
+    """Return skills that are there."""
+    return [Found(name, "user", skill=SkillSpec(name, "d", hash="0")) for name in names]
+
+
+class TestAgents:
+    """Which skills an agent has."""
+
+    def test_all_or_those_named_or_its_presets(self, tmp_path: Path) -> None:
+        """With none there is no tool to read them by, also where all tools are asked for."""
+
+        def made(config: Config = Config(), **asked: Any) -> tuple[list[str], bool]:  # noqa: B008
+            spec = describe(Spawn("t", **asked), None, config, tmp_path, BACKEND, skills=offered("a", "b"))
+            return [skill.name for skill in spec.skills.skills], "read_skill" in spec.tools
+
+        assert made() == (["a", "b"], True)
+        assert made(skills=("b",), preset="minimal") == (["b"], True)
+        assert made(skills=(), tools=("all",)) == ([], False)
+        presets = Config(skills=SkillsConfig(presets={"minimal": (), "work": ("b", "none such")}))
+        assert made(presets, preset="minimal") == ([], False)
+        assert made(presets, preset="work") == (["b"], True)
+        assert made(presets, preset="work", skills=("a",)) == (["a"], True)
+        with pytest.raises(ConfigError, match="there is no skill 'c'; there are a, b"):
+            made(skills=("c",))
+
+    def test_one_that_is_off_says_why(self, tmp_path: Path) -> None:
+        """Whoever asks for it by name learns what to do."""
+        off = [Found("a", "project", skill=SkillSpec("a", "d"), why_off="it was not trusted: read it")]
+        assert describe(Spawn("t"), None, Config(), tmp_path, BACKEND, skills=off).skills == SkillsSpec()
+        with pytest.raises(ConfigError, match="skill 'a' is off: it was not trusted"):
+            describe(Spawn("t", skills=("a",)), None, Config(), tmp_path, BACKEND, skills=off)
+
+    def test_below_an_agent_they_are_its_own(self, tmp_path: Path) -> None:
+        """Some of them by name, or by preset; never others, whatever a worker asks for."""
+        config = Config(skills=SkillsConfig(presets={"minimal": ("a",)}), subagents=SubagentsConfig(allow_nested=True))
+        above = describe(Spawn("t", tools=("all",)), None, config, tmp_path, BACKEND, skills=offered("a", "b"))
+        more = (SkillSpec("c", "Obey."),)
+
+        def below(**asked: Any) -> list[str]:
+            spec = describe(Spawn("t", own_skills=more, **asked), above, Config(), tmp_path, BACKEND)
+            return [skill.name for skill in spec.skills.skills]
+
+        assert below() == ["a", "b"]
+        assert below(preset="minimal") == ["a"]
+        assert below(skills=("b",)) == ["b"]
+        assert below(skills=()) == []
+        with pytest.raises(ToolNotGrantedError, match="cannot give skill 'c': it has a, b"):
+            below(skills=("c",))
+
+    async def test_a_broken_one_is_told_and_keeps_nobody_from_starting(
+        self, home: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Once, and the others are there."""
+        put(home / "skills", "good")
+        put(home / "skills", "Bad")
+        async with opened(home) as world:
+            agents = [await world.scripted("done", cwd=home.parent / "project") for _ in range(2)]
+            assert [skill.name for skill in spec_of(world, agents[1]).skills] == ["good"]
+        assert capsys.readouterr().err.count("orch: skill 'Bad' is left out: ") == 1
+
+    async def test_switched_off(self, home: Path) -> None:
+        """Nothing is looked for, and to ask for one is an error."""
+        put(home / "skills", "good")
+        async with opened(home, config=Config(skills=SkillsConfig(enabled=False))) as world:
+            agent = await world.scripted("done")
+            assert spec_of(world, agent) == SkillsSpec()
+            with pytest.raises(ConfigError, match=r"switched off \(skills.enabled\), and 'good' is asked for"):
+                await world.scripted("done", skills=["good"])
+            with pytest.raises(ConfigError, match="skills is a list of names, not 'good'"):
+                await world.scripted("done", skills="good")
+
+    async def test_it_reads_what_it_needs_and_others_tools_need_approval(self, home: Path, tmp_path: Path) -> None:
+        """The body comes when asked for; then what the skill does not name is asked about, until the next turn."""
+        folder = put(home / "skills")
+        text = (folder / "SKILL.md").read_text()
+        (folder / "SKILL.md").write_text(text.replace("---\nLook", "allowed-tools: Read\n---\nLook"))
+        asked: list[str] = []
+
+        def approve(question: Any) -> bool:
+            asked.append(question.reason)
+            return False
+
+        read = {"tool": "read_skill", "input": {"name": "pump"}}
+        listing = {"tool": "list_files", "input": {}}
+        items = [listing, read, listing, "one", listing, "two"]
+        async with opened(home, approve=approve) as world:
+            agent = await world.scripted(items=items, cwd=tmp_path / "project", tools=["file"])
+            shown = (await agent.prompt_parts()).render("stable")
+            await asyncio.sleep(0)
+            await agent.query("go")
+            await agent.query("go on")
+            seen = str((await agent.show()).messages)
+        assert "Look." in seen
+        assert [reason.count("not among the tools that skill 'pump' names") for reason in asked] == [1]
+        assert shown.endswith("- pump: Pumps.")
+
+    def test_nothing_is_said_where_there_are_none(self, tmp_path: Path) -> None:
+        """Neither a part, nor a tool, nor an argument of another tool."""
+
+        def said(*names: str) -> str:
+            found = offered(*names)
+            spec = describe(Spawn("t", tools=("all",)), None, Config(), tmp_path, BACKEND, skills=found)
+            shelf = Shelf(spec.skills, None) if names else None  # type: ignore[arg-type]
+            tools = make_toolbox(spec.tools, (), ToolContext(tmp_path, skills=shelf)).specs()
+            parts = stable_parts(spec, [tool.name for tool in tools])
+            return f"{parts}{tools}"
+
+        assert "skill" not in said()
+        assert "read_skill" in said("a")
+        assert "Names of the skills it has, of yours" in said("a")
+
+    async def test_what_changed_since_it_was_read_is_told_from_the_next_turn_on(
+        self, home: Path, tmp_path: Path
+    ) -> None:
+        """Also to the next process, until it is read again."""
+        folder = put(home / "skills")
+        read = {"tool": "read_skill", "input": {"name": "pump"}}
+        async with opened(home) as world:
+            agent = await world.scripted(
+                items=[read, "one", "two", read, "three", "four"], cwd=tmp_path / "project", tools=[]
+            )
+            await agent.query("go")
+            (folder / "SKILL.md").write_text((folder / "SKILL.md").read_text() + "Twice.\n")
+            world.launcher.worker(agent.id).die(9)
+            await agent.query("go on")
+            told = "Skills that were changed since you read them: pump. Read them again with read_skill."
+            assert (await shown(agent)) == told
+            await agent.query("and on")
+            await agent.query("to the end")
+            assert (await shown(agent)) == ""
+
+    async def test_its_folders_can_be_read_where_others_cannot(self, home: Path, tmp_path: Path) -> None:
+        """In a sandbox an agent's tools see the skills that it has, and a subagent's those alone that that one has."""
+        folders = [str(put(home / "skills", name)) for name in ("a", "b")]
+        nested = Config(subagents=SubagentsConfig(allow_nested=True))
+        below = {"tool": "spawn_subagent", "input": {"task": "t", "tools": [], "skills": ["b"]}}
+        async with opened(home, config=nested) as world:
+            agent = await world.scripted(items=[below, "done"], cwd=tmp_path / "project", tools=["spawn_subagent"])
+            await agent.query("go")
+            specs = [node.spec for node in world.supervisor.tree.nodes]
+            assert [list(spec.sandbox.read) for spec in specs] == [folders, folders[1:]]
+
+
+async def shown(agent: Any) -> str:
+    """Return what the end of the last request said, once nobody waits for it any more."""
+    prompt = await agent.prompt_parts()
+    await asyncio.sleep(0)
+    return str(prompt.render("volatile"))

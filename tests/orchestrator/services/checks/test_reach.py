@@ -1,0 +1,475 @@
+"""Which agents an agent may use: those below itself, the peers that the user named, and archives it was handed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from agent_history import EAGER
+from orch import ArchivalConfig, AsyncSubagent, CallEvent, Config
+from orch.services import HANDLERS, call
+from orch.services.agents.spawn import spec_of
+from orch.tree.journal import events
+from orch_protocol.core.budget import limit_of
+from orch_protocol.core.errors import (
+    AgentError,
+    AgentNotFoundError,
+    BudgetExceededError,
+    ConfigError,
+    NoValueError,
+    QueryCycleError,
+    ToolNotGrantedError,
+)
+from orch_protocol.core.messages import Usage, text_of
+from orch_protocol.core.taint import Mark
+from orch_protocol.core.values import TakeValue
+from orch_protocol.services.requests import (
+    SERVICES,
+    Collect,
+    Kill,
+    List,
+    ListArchives,
+    MapAgents,
+    QueryAgent,
+    ReadArchive,
+    SearchArchive,
+    Spawn,
+    Wait,
+)
+from orchestrator.policy.test_budget_kinds import Land
+from orchestrator.root_double import NEST, World, nesting, opened
+from orchestrator.services.test_services import ask_root
+from virtual_clock import virtual
+
+READ, LIST, GREP, HELP, PACKAGES = ALL = ("read_file", "list_files", "grep_files", "py_help", "installed_packages")
+INPUT = {READ: {"path": "x"}, LIST: {}, GREP: {"pattern": "x"}, HELP: {"topic": "os"}, PACKAGES: {}}
+ASKING = ("query", "submit", "map", "wait", "collect")
+
+
+async def child_of(world: World, parent: AsyncSubagent, **options: Any) -> AsyncSubagent:
+    """Spawn an agent as `parent` does."""
+    spawned = await call(world.supervisor, parent.id, "spawn", Spawn("t", **({"script": ("ok",) * 9} | options)))
+    return AsyncSubagent(world, spawned.id)
+
+
+def asks(ref: str) -> dict[str, Any]:
+    """Return the services that ask or wait for `ref`, with their parameters."""
+    return {
+        "query": QueryAgent(ref, "go"),
+        "submit": QueryAgent(ref, "go"),
+        "map": MapAgents((ref,), "go"),
+        "wait": Wait((ref,)),
+        "collect": Collect(ref, 0.0),
+    }
+
+
+@virtual
+async def test_agent_cannot_ask_agent_outside_its_subtree(tmp_path: Path) -> None:
+    """Neither query, submit, map, wait nor collect reaches it, however it is named; nothing is asked of it."""
+    async with opened(tmp_path, config=nesting()) as world:
+        other = await world.scripted("secret", tools=["bash"], name="builder")
+        await other.query("go")
+        asker = await world.scripted("x", tools=NEST)
+        for ref in (other.id, other.id[:6], "1", "builder"):
+            for service, params in asks(ref).items():
+                if service == "map":
+                    [mapped] = await call(world.supervisor, asker.id, "map", params)
+                    assert mapped.reply is None
+                    assert "and its peers" in (mapped.error or "")
+                    continue
+                with pytest.raises(AgentNotFoundError, match=r"below itself and its peers.*spawn\(peers="):
+                    await call(world.supervisor, asker.id, service, params)
+        assert world.supervisor.tree.nodes[other.id].queries == 1
+
+
+@virtual
+async def test_error_does_not_tell_whether_an_agent_outside_exists(tmp_path: Path) -> None:
+    """It is the same for an agent outside, by id, beginning, number or name, as for no agent at all."""
+    async with opened(tmp_path, config=nesting()) as world:
+        other = await world.scripted("secret", name="builder")
+        asker = await world.scripted("x", tools=NEST)
+        for service, params in {"query": QueryAgent("", "go"), "kill": Kill()}.items():
+            told = set()
+            for ref in (other.id, other.id[:6], "1", "builder", "buildr", "nobody", "99"):
+                named = replace(params, **({"refs": (ref,)} if service == "kill" else {"ref": ref}))
+                with pytest.raises(AgentNotFoundError) as caught:
+                    await call(world.supervisor, asker.id, service, named)
+                told.add(str(caught.value).replace(repr(ref), "REF"))
+            assert len(told) == 1
+
+
+@virtual
+async def test_references_mean_agents_in_reach(tmp_path: Path) -> None:
+    """`latest` and the beginning of an id name an agent below, whatever there is elsewhere."""
+    async with opened(tmp_path, config=nesting()) as world:
+        asker = await world.scripted("x", tools=NEST)
+        child = await child_of(world, asker, tools=())
+        other = await world.scripted("secret", "secret")
+        await other.query("go")
+        reply = await call(world.supervisor, asker.id, "query", QueryAgent("latest", "go"))
+        assert reply.id in {child.id, asker.id}
+        unique = next(child.id[:length] for length in range(1, 13) if not other.id.startswith(child.id[:length]))
+        assert (await call(world.supervisor, asker.id, "query", QueryAgent(unique, "go"))).id == child.id
+
+
+def _about(service: str, ref: str) -> msgspec.Struct | None:
+    """Return parameters of `service` that name `ref`, None when it names no agent."""
+    kind = SERVICES[service][0]
+    names = {"ref": ref, "refs": (ref,)}
+    given: dict[str, Any] = {name: names[name] for name in kind.__struct_fields__ if name in names}
+    if not given or service in ("spawn", "import"):
+        return None
+    more: dict[str, Any] = {
+        "prompt": "go",
+        "text": "go",
+        "tools": ("read_file",),
+        "change": {"type": "Rename", "name": "x"},
+        "name": "x",
+        "on": True,
+        "query": "x",
+        "older": 0,
+        "dry_run": True,
+    }
+    given |= {name: more[name] for name in kind.__struct_fields__ if name in more}
+    if service == "change_session":
+        from orch_protocol.session.tree import ChangeSession, Rename
+
+        return ChangeSession(ref, Rename("x"))
+    return msgspec.convert(given, kind)
+
+
+@virtual
+async def test_every_service_that_names_an_agent_refuses_agents_outside(tmp_path: Path) -> None:
+    """Also services that no tool asks for: a caller may reach them by other ways than a tool."""
+    async with opened(tmp_path, config=nesting()) as world:
+        other = await world.scripted("secret", name="builder")
+        asker = await world.scripted("x", tools=NEST)
+        checked = []
+        for service in HANDLERS:
+            if (params := _about(service, other.id)) is None:
+                continue
+            checked.append(service)
+            if service == "map":
+                assert (await call(world.supervisor, asker.id, service, params))[0].reply is None
+                continue
+            with pytest.raises(AgentNotFoundError):
+                await call(world.supervisor, asker.id, service, params)
+        assert {"query", "kill", "value", "show", "fork", "narrow", "steer", "execute", "resume"} <= {*checked}
+        assert world.status(other) == "idle"
+
+
+@virtual
+async def test_value_is_taken_only_from_agents_below(tmp_path: Path) -> None:
+    """A parent is told what its child has; an unrelated agent, and one that has it as a peer, are refused first."""
+    async with opened(tmp_path, config=nesting()) as world:
+        parent = await world.scripted("x", tools=NEST)
+        child = await child_of(world, parent, tools=())
+        with pytest.raises(NoValueError):
+            await call(world.supervisor, parent.id, "value", TakeValue(child.id, ".h_001"))
+        for options in ({}, {"peers": [child]}):
+            other = await world.scripted("x", tools=NEST, **options)
+            with pytest.raises(AgentNotFoundError, match="may only take values of agents below itself"):
+                await call(world.supervisor, other.id, "value", TakeValue(child.id, ".h_001"))
+
+
+@virtual
+async def test_list_shows_agents_below_and_peers(tmp_path: Path) -> None:
+    """Not the agent itself, nor anybody else."""
+    async with opened(tmp_path, config=nesting()) as world:
+        peer, _ = await world.scripted("x"), await world.scripted("x")
+        asker = await world.scripted("x", tools=NEST, peers=[peer])
+        child = await child_of(world, asker, tools=("spawn_subagent",))
+        grandchild = await child_of(world, child, tools=())
+        rows = await call(world.supervisor, asker.id, "list", List())
+        assert [row.id for row in rows] == [peer.id, child.id, grandchild.id]
+        assert len(await world.agents()) == 5
+
+
+@virtual
+async def test_peer_can_be_asked_and_nothing_else(tmp_path: Path) -> None:
+    """It is asked, waited for and collected from, with its own rights; not killed, steered, shown or narrowed."""
+    async with opened(tmp_path, config=nesting()) as world:
+        look = {"tool": "list_files", "input": {}}
+        peer = await world.scripted(look, "one", "two", "three", "for the user", tools=["list_files"], name="reader")
+        asker = await world.scripted(
+            {"tool": "query_subagent", "input": {"id": "reader", "prompt": "go"}}, "done", tools=[], peers=["reader"]
+        )
+        assert set((await asker.state()).tools) == {
+            "query_subagent",
+            "collect_subagent",
+            "wait_subagents",
+            "list_subagents",
+        }
+        assert (await asker.query("go")).text == "done"
+        assert world.supervisor.tree.nodes[peer.id].usage.tool_calls == 1
+        await ask_root(world, asker.id, "submit", QueryAgent("reader", "go"))
+        await ask_root(world, asker.id, "wait", Wait((peer.id,)))
+        assert (await ask_root(world, asker.id, "collect", Collect("1"))).text == "two"
+        [mapped] = await call(world.supervisor, asker.id, "map", MapAgents(("reader",), "go"))
+        assert mapped.reply is not None
+        for service in HANDLERS:
+            if service in (*ASKING, "state") or (params := _about(service, peer.id)) is None:
+                continue
+            with pytest.raises(AgentNotFoundError):
+                await call(world.supervisor, asker.id, service, params)
+        peer.submit("go")
+        with pytest.raises(AgentError, match="may only collect from 'reader' what it asked itself"):
+            await ask_root(world, asker.id, "collect", Collect(peer.id))
+        with pytest.raises(AgentNotFoundError):
+            await call(world.supervisor, peer.id, "query", QueryAgent(asker.id, "back"))
+
+
+@virtual
+async def test_only_the_user_names_peers(tmp_path: Path) -> None:
+    """An agent cannot, not even its own; a peer has to be an agent that exists."""
+    async with opened(tmp_path, config=nesting()) as world:
+        peer = await world.scripted("x")
+        asker = await world.scripted("x", tools=NEST, peers=[peer])
+        with pytest.raises(ToolNotGrantedError, match="cannot name peers: only the user can"):
+            await child_of(world, asker, tools=("query_subagent",), peers=(peer.id,))
+        child = await child_of(world, asker, tools=("query_subagent",))
+        with pytest.raises(AgentNotFoundError):
+            await ask_root(world, child.id, "query", QueryAgent(peer.id, "go"))
+        with pytest.raises(AgentNotFoundError, match="nobody"):
+            await world.scripted("x", peers=["nobody"])
+
+
+async def test_peers_and_archives_survive_resume_fork_and_a_new_root(tmp_path: Path) -> None:
+    """They are part of what the agent was made as."""
+    config = replace(nesting(), archival=replace(EAGER, async_=False))
+    async with opened(tmp_path, run="r", config=config) as world:
+        peer = await world.scripted(*["yes"] * 9)
+        archive = (await peer.query("The code is 4711")).archived_to
+        asker = await world.scripted(*["ok"] * 9, peers=[peer], archives=[archive])
+        await asker.kill()
+        await asker.resume()
+        copy = await asker.fork()
+        ids = [asker.id, copy.id]
+    async with opened(tmp_path, run="r", config=config) as world:
+        for id in ids:
+            assert (await ask_root(world, id, "query", QueryAgent(peer.id, "go"))).text == "yes"
+            assert "4711" in text_of((await ask_root(world, id, "read_archive", ReadArchive(archive)))[0])
+
+
+async def test_parent_hands_an_archive_to_its_child(tmp_path: Path) -> None:
+    """The child searches, reads and asks that one, and no other; its own children have it only when it is handed on."""
+    config = replace(nesting(), archival=replace(EAGER, async_=False))
+    async with opened(tmp_path, config=config) as world:
+        parent = await world.scripted(*["ok"] * 9, tools=NEST)
+        given = (await parent.query("The code is 4711")).archived_to or ""
+        kept = (await parent.query("The code is 4712")).archived_to or ""
+        child = await child_of(world, parent, tools=("spawn_subagent",), archives=(given[:6],))
+        hits = await ask_root(world, child.id, "search_archive", SearchArchive("code is"))
+        assert {hit.id for hit in hits} == {given}
+        assert "4711" in text_of((await ask_root(world, child.id, "read_archive", ReadArchive(given)))[0])
+        assert (await ask_root(world, child.id, "query", QueryAgent(given, "4711"))).id == given
+        assert [row.id for row in await call(world.supervisor, child.id, "archives", ListArchives())] == [given]
+        with pytest.raises(AgentNotFoundError, match=r"no archive .* of yours"):
+            await ask_root(world, child.id, "read_archive", ReadArchive(kept))
+        with pytest.raises(AgentNotFoundError):
+            await ask_root(world, child.id, "query", QueryAgent(kept, "4712"))
+        with pytest.raises(AgentNotFoundError):
+            await child_of(world, child, tools=(), archives=(kept,))
+        second = await child_of(world, child, tools=())
+        third = await child_of(world, child, tools=(), archives=(given,))
+        with pytest.raises(AgentNotFoundError):
+            await ask_root(world, second.id, "read_archive", ReadArchive(given))
+        assert len(await ask_root(world, third.id, "read_archive", ReadArchive(given))) == 2
+
+
+async def test_handed_archive_brings_its_tools_without_archival(tmp_path: Path) -> None:
+    """An agent that archives nothing itself gets the tools to use it, and query_subagent for archives only."""
+    async with opened(tmp_path, run="r", config=Config(archival=replace(EAGER, async_=False))) as world:
+        owner = await world.scripted("ok")
+        given = (await owner.query("The code is 4711")).archived_to or ""
+    read = {"tool": "read_archive", "input": {"id": given}}
+    async with opened(tmp_path, run="r", config=Config(archival=ArchivalConfig(enabled=False))) as world:
+        reader = await world.scripted(read, "done", tools=[], archives=[given])
+        assert set((await reader.state()).tools) == {
+            "search_archive",
+            "read_archive",
+            "map_subagents",
+            "query_subagent",
+        }
+        assert (await reader.query("go")).tool_calls == 1
+        result = (await reader.show()).messages[2].content[0]
+        assert "4711" in result.content[0].text
+        with pytest.raises(ConfigError, match="is an archive, not an agent"):
+            await world.scripted("x", peers=[given])
+
+
+@virtual
+async def test_peers_that_ask_each_other_get_a_cycle_error(tmp_path: Path) -> None:
+    """A asks its peer B, and B asks back: both would wait for ever."""
+    async with opened(tmp_path, config=nesting()) as world:
+        root = world.supervisor
+        ask = {"tool": "query_subagent", "input": {"id": "a", "prompt": "back"}}
+        wait = {"tool": "wait_subagents", "input": {"ids": ["a"]}}
+        one = (await spec_of(root, Spawn("t", tools=tuple(NEST), name="a", script=("x",) * 3)))[0]
+        two = (await spec_of(root, Spawn("t", tools=tuple(NEST), name="b", script=(ask, wait, "no"))))[0]
+        for spec, peer in ((one, two.id), (two, one.id)):
+            root.handle(events.Spawn(replace(spec, peers=(peer,)), None, None))
+            await root.waiters.until(f"up:{spec.id}", 5)
+        root.ask(root.tree.nodes[one.id], "go")  # in a turn of its own
+        asked = root.ask(root.tree.nodes[two.id], "go", asker=one.id, waits=True)
+        with pytest.raises(QueryCycleError, match="waits, directly or not"):
+            await ask_root(world, two.id, "query", QueryAgent(one.id, "back"))
+        with pytest.raises(QueryCycleError, match="waits, directly or not"):
+            await ask_root(world, two.id, "wait", Wait((one.id,)))
+        await root.waiters.until(f"query:{asked}", 5)
+
+
+@virtual
+async def test_plan_mode_holds_for_peers(tmp_path: Path) -> None:
+    """An agent in plan mode asks no peer that could do what it may not."""
+    async with opened(tmp_path, config=nesting()) as world:
+        peer = await world.scripted("did it", tools=["write_file"])
+        asker = await world.scripted("x", plan=True, peers=[peer])
+        with pytest.raises(AgentError, match="is in plan mode"):
+            await ask_root(world, asker.id, "query", QueryAgent(peer.id, "write"))
+        planning = await world.scripted("planned", plan=True)
+        second = await world.scripted("x", plan=True, peers=[planning])
+        assert (await ask_root(world, second.id, "query", QueryAgent(planning.id, "go"))).text == "planned"
+
+
+@virtual
+async def test_taint_labels_go_to_peers(tmp_path: Path) -> None:
+    """What the asker's conversation holds is held by the peer too from then on."""
+    async with opened(tmp_path, config=nesting()) as world:
+        peer = await world.scripted("ok")
+        asker = await world.scripted("x", peers=[peer])
+        marks = (Mark("untrusted", "read_file inbox/mail.txt"),)
+        await ask_root(world, asker.id, "query", QueryAgent(peer.id, "go", marks=marks))
+        assert [mark.bit for mark in world.supervisor.tree.nodes[peer.id].spec.marks] == ["untrusted"]
+
+
+# Budgets.
+
+
+def test_a_peers_use_is_charged_once_to_each_budget_on_both_paths() -> None:
+    """The asker's, those above it, the peer's and those above it; a common one once, and the root's once."""
+    land = Land()
+    top = land.work()
+    above = land.work(top)
+    peer = land.forest.spawn(above)
+    asker = land.work(top)
+    land.forest.ask(peer, f"q-{peer}", asker=asker)
+    spent = land.budgets.spent
+    nodes = land.forest.tree.nodes
+    land.take(peer, tokens=5)
+    assert [spent(nodes[id]).tokens for id in (top, above, peer, asker)] == [5] * 4
+    assert spent(None).tokens == 5
+    land.finish(peer, Usage(input_tokens=5))
+    assert [spent(nodes[id]).tokens for id in (top, above, peer, asker)] == [5] * 4
+    assert spent(None).tokens == 5
+    assert land.forest.refold().nodes[asker].peer_usage == nodes[asker].peer_usage == Usage(input_tokens=5)
+    land.forest.ask(peer, "of the user")
+    land.forest.finish(peer, "of the user")
+    assert spent(nodes[asker]).tokens == 5
+
+
+@pytest.mark.parametrize("kind", ["usd", "tokens", "tool_seconds", "model_calls", "tool_calls"])
+def test_the_askers_budget_bounds_its_peer(kind: str) -> None:
+    """Also what the peer's own subagents use for it, at any depth; a query of the user is not bound by it."""
+    land = Land()
+    peer = land.forest.spawn()
+    asker = land.work(**{limit_of(kind): 10})
+    land.forest.ask(peer, f"q-{peer}", asker=asker)
+    child = land.forest.spawn(peer)
+    land.forest.ask(child, f"q-{child}", asker=peer)
+    assert land.budgets.kinds_for(peer) == land.budgets.kinds_for(child) == (kind,)
+    land.take(peer, **{kind: 6})
+    land.take(child, **{kind: 4})
+    for id in (peer, child, asker):
+        with pytest.raises(BudgetExceededError, match="agent 'agent-2' and those below it"):
+            land.take(id, **{kind: 1})
+    land.finish(peer)
+    land.forest.ask(peer, "of the user")
+    assert land.budgets.kinds_for(peer) == ()
+
+
+def test_time_and_processes_of_a_peer_are_charged_to_its_asker() -> None:
+    """A peer that is asked starts a process for the asker; seconds in which both work count once."""
+    land = Land()
+    peer = land.forest.spawn()
+    land.forest.gone(peer, 0)
+    asker = land.work(max_seconds=60, max_processes=2)
+    land.forest.now += 5
+    land.budgets.require_process(peer, asker)
+    land.forest.ask(peer, f"q-{peer}", asker=asker)
+    land.forest.up(peer)
+    land.forest.now += 5
+    nodes = land.forest.tree.nodes
+    assert land.budgets.spent(nodes[asker]).seconds == 10
+    assert land.budgets.spent(nodes[asker]).processes == 2
+    assert land.budgets.time_left(peer) is not None
+    with pytest.raises(BudgetExceededError, match="agent 'agent-2'"):
+        land.budgets.require_process(peer, asker)
+    land.finish(peer)
+    land.finish(asker)
+    land.forest.now += 5
+    assert land.budgets.spent(nodes[asker]).seconds == 10
+
+
+# Random trees and requests.
+
+
+def _request(rng: random.Random, names: list[str]) -> dict[str, Any]:
+    """Return a call of a tool: to look at something, or to ask any agent there is."""
+    tool = rng.choice([*ALL, "query_subagent", "query_subagent", "wait_subagents", "collect_subagent"])
+    if tool in INPUT:
+        return {"tool": tool, "input": INPUT[tool]}
+    if tool == "wait_subagents":
+        return {"tool": tool, "input": {"ids": [rng.choice(names)]}}
+    more = {"prompt": "go"} if tool == "query_subagent" else {"wait": False}
+    return {"tool": tool, "input": {"id": rng.choice(names), **more}}
+
+
+@pytest.mark.parametrize("with_peers", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+@virtual
+async def test_no_tool_call_exceeds_the_rights_of_the_agent_that_began(
+    tmp_path: Path, seed: int, with_peers: bool
+) -> None:
+    """In random trees with random tools and requests, every call that runs is one that the first agent could have made
+    itself; with peers, one that it or a granted peer could have made."""
+    rng = random.Random(seed)
+    names = [f"n{number}" for number in range(7)]
+    ran: list[str] = []
+
+    def note(event: CallEvent) -> None:
+        if event.outcome == "ran" and event.tool in ALL:
+            ran.append(event.tool)
+
+    async with opened(tmp_path, config=nesting(depth_cap=9)) as world:
+        nodes = world.supervisor.tree.nodes
+        world.add_observer(note)
+        made: list[str] = []
+        for name in names:
+            parent = rng.choice([None, *made]) if made else None
+            held = nodes[parent].spec.active if parent is not None else (*ALL, *NEST)
+            tools = tuple(tool for tool in held if tool in NEST or rng.random() < 0.6)
+            peers = tuple(rng.sample(made, min(2, len(made)))) if with_peers and parent is None else ()
+            script = ({"loop": [{"tools": [_request(rng, names) for _ in range(4)]}, "done"]},)
+            asked = Spawn("t", name=name, tools=tools, peers=peers, script=script)
+            made.append((await call(world.supervisor, parent, "spawn", asked)).id)
+        first = rng.choice(made)
+        await call(world.supervisor, None, "query", QueryAgent(first, "go"))
+        rights = _rights(world, first)
+    assert {*ran} <= rights
+
+
+def _rights(world: World, id: str) -> set[str]:
+    """Return the tools of the agent, of its peers and those of agents below it, and of their peers in turn."""
+    nodes, seen, left = world.supervisor.tree.nodes, set[str](), [id]
+    while left:
+        at = left.pop()
+        if at not in seen:
+            seen.add(at)
+            left += [peer for node in nodes.subtree(at) for peer in node.spec.peers]
+    return {tool for each in seen for tool in nodes[each].spec.active}

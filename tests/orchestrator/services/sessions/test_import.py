@@ -1,0 +1,249 @@
+"""Agents that go on with conversations from files: cold, asked like any other, and the files stay as they were."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_history import PROFILES, Life
+from foreign_sessions import pi_tree, subagent_rows, tree_rows
+from orch import ArchivalConfig, Config, ScriptedBackend
+from orch.services.sessions import import_export
+from orch.sessions.formats.conversation import Found
+from orch.sessions.formats.detect import read_conversation
+from orch.sessions.import_ import plant, task_of
+from orch_protocol.agent.project import ContextConfig
+from orch_protocol.core.errors import ConfigError, DamagedError, ForeignFileError, SpawnError, StoreError
+from orch_protocol.core.messages import text_of, tool_uses, user
+from orch_protocol.services.import_export import ImportSession
+from orch_worker.conversation.tokens import Estimator
+from orch_worker.prompt.project import Project, context_text, project_parts
+from orchestrator.archival.store.prune_samples import EVER
+from orchestrator.root_double import opened
+from recordings import chat, dump_lines, pi
+
+
+def written(folder: Path, lines: list[Any]) -> Path:
+    """Return a file with `lines`."""
+    return dump_lines(folder / "session.jsonl", lines)
+
+
+def backend(*said: str) -> ScriptedBackend:
+    """Return a model that says `said`."""
+    return ScriptedBackend(list(said))
+
+
+async def test_an_agent_goes_on_with_the_conversation(tmp_path: Path) -> None:
+    """It has no process until it is asked, is called after the conversation, and has all of it before the question."""
+    path = written(tmp_path, pi_tree())
+    before = sha256(path.read_bytes()).hexdigest()
+    async with opened(tmp_path / "home") as world:
+        agent = await world.import_session(path, backend=backend("You read two files."), tools=[], name="talk")
+        row = await agent.state()
+        assert (row.status, row.name, row.task, row.pid) == ("cold", "talk", "Two files", None)
+        assert (await agent.query("What did we do?")).text == "You read two files."
+        shown = (await agent.show(100)).messages
+        assert [text_of(message) for message in shown[-3:]] == ["Gladly.", "What did we do?", "You read two files."]
+        assert "We read two files." in text_of(shown[0])
+    assert sha256(path.read_bytes()).hexdigest() == before
+
+
+async def test_it_answers_again_after_a_restart(tmp_path: Path) -> None:
+    """A named run opened anew has it, with what was asked meanwhile."""
+    path = written(tmp_path, tree_rows())
+    async with opened(tmp_path / "home", run="r") as world:
+        agent = await world.import_session(path, backend=backend("one", "two"), tools=[])
+        await agent.query("first?")
+    path.unlink()
+    async with opened(tmp_path / "home", run="r") as world:
+        again = await world.get(agent.id)
+        assert (await again.query("second?")).text == "two"
+        texts = [text_of(message) for message in (await again.show(100)).messages]
+        assert texts[-4:] == ["first?", "one", "second?", "two"]
+
+
+async def test_its_subagents_are_below_it(tmp_path: Path) -> None:
+    """Each subagent of the conversation is an agent, cold, below the one that had started it."""
+    folder = tmp_path / "session" / "subagents"
+    folder.mkdir(parents=True)
+    dump_lines(folder / "agent-a1b2.jsonl", subagent_rows())
+    async with opened(tmp_path / "home") as world:
+        agent = await world.import_session(written(tmp_path, tree_rows()), backend=backend("x"), tools=[], name="top")
+        above, below = await world.agents()
+        assert (below.parent_id, below.depth, below.status, below.task) == (agent.id, 2, "cold", "Count the lines")
+        assert above.name == "top"
+        assert (await (await world.get(below.id)).query("And now?")).text == "x"
+
+
+async def test_a_subagent_that_cannot_be_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its conversation is left out and told of; the one that had started it is there all the same."""
+    dump_lines(tmp_path / "agent-a1b2.jsonl", subagent_rows())
+
+    def full(folder: Path, agent: str, cwd: str, found: Found, source: Path) -> None:
+        if found.name.startswith("agent-"):
+            raise StoreError("disk full")
+        plant(folder, agent, cwd, found, source)
+
+    monkeypatch.setattr(import_export, "plant", full)
+    async with opened(tmp_path / "home") as world:
+        asked = ImportSession(str(written(tmp_path, tree_rows())), "/", agent={"script": ["x"], "tools": []})
+        imported = await world._call("import", asked)
+        assert imported.below == ()
+        assert imported.notes[-1] == "the subagent in agent-a1b2.jsonl is left out: disk full"
+        assert [row.id for row in await world.agents(all=True)] == [imported.id]
+
+
+def test_what_a_session_of_ours_is_about_is_its_task(tmp_path: Path) -> None:
+    """Whole, whatever it was told of its project before. Once the prompt that had it is deleted, it is what was said
+    then."""
+    task = f"Mend the pump\n\n{'as it was, ' * 20}and no more"
+    told = context_text(project_parts(Project(about=("A pump",)), "brief", ContextConfig(), Estimator()))
+    life = Life(tmp_path / "a")
+    life.seed(user(told))
+    life.turn(asked=f"Task: {task}\n\nQuery: Which one?")
+    life.archive()
+    assert task_of(read_conversation(life.transcript.path)) == task
+    life.go(None)
+    life.prune(EVER)
+    life.turn(asked="What of the valve?")
+    assert task_of(read_conversation(life.transcript.path)) == "What of the valve?"
+    life.close()
+
+
+async def test_the_folder_is_the_conversations_own(tmp_path: Path) -> None:
+    """Tools work where the conversation was, if that is there; else where the program is, or as said."""
+    there, other = tmp_path / "there", tmp_path / "other"
+    there.mkdir()
+    other.mkdir()
+    lines = pi_tree()
+    lines[0]["cwd"] = str(there)
+    path = written(tmp_path, lines)
+    async with opened(tmp_path / "home") as world:
+        kept = await world.import_session(path, backend=backend(), tools=[])
+        assert (await kept.state()).cwd == str(there)
+        said = await world.import_session(path, backend=backend(), tools=[], cwd=other)
+        assert (await said.state()).cwd == str(other)
+        shutil.rmtree(there)
+        gone = await world.import_session(path, backend=backend(), tools=[])
+        assert (await gone.state()).cwd == str(Path.cwd())
+
+
+async def test_repairs_are_on_record(tmp_path: Path) -> None:
+    """What was set right is told by the agent's state, also after it was asked."""
+    path = written(tmp_path, pi_tree())
+    path.write_bytes(path.read_bytes()[:-30])
+    async with opened(tmp_path / "home") as world:
+        agent = await world.import_session(path, backend=backend("yes"), tools=[])
+        assert "never finished" in (await agent.state()).repaired
+        await agent.query("there?")
+        assert "never finished" in (await agent.state()).repaired
+
+
+async def test_what_cannot_be_imported_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A damaged file, a foreign one, an empty conversation, a name that is taken, a full disk: no agent, no folder."""
+    good, bad, empty = (tmp_path / name for name in ("good.jsonl", "bad.jsonl", "empty.jsonl"))
+    dump_lines(good, pi_tree())
+    dump_lines(bad, [*pi_tree()[:3], {"type": "message", "id": "x", "parentId": "a0000002", "message": 7}])
+    dump_lines(empty, pi_tree()[:3])
+    async with opened(tmp_path / "home") as world:
+        first = await world.import_session(good, backend=backend(), tools=[], name="one")
+        for path, error, options in (
+            (bad, DamagedError, {}),
+            (empty, ForeignFileError, {}),
+            (tmp_path / "none", StoreError, {}),
+            (good, SpawnError, {"name": "one"}),
+            (good, ConfigError, {"which": 2}),
+            (good, ConfigError, {"cwd": tmp_path / "nowhere"}),
+            (good, ConfigError, {"max_cost": float("nan")}),
+        ):
+            with pytest.raises(error):
+                await world.import_session(path, **({"backend": backend(), "tools": []} | options))
+        room = world.fill_disk()
+        with pytest.raises(StoreError):
+            await world.import_session(good, backend=backend(), tools=[])
+        room()
+        assert [row.id for row in await world.agents(all=True)] == [first.id]
+        assert [folder.name for folder in (tmp_path / "home" / "sessions").iterdir()] == [first.id]
+
+
+async def test_a_list_of_messages(tmp_path: Path) -> None:
+    """Plain messages are a conversation like any other; its task is how its user began."""
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(chat(2)))
+    async with opened(tmp_path / "home") as world:
+        agent = await world.import_session(path, backend=backend("yes"), tools=[])
+        assert (await agent.state()).task == "Question 0"
+        await agent.query("there?")
+        shown = (await agent.show(100)).messages
+        assert [message.role for message in shown[:3]] == ["system", "user", "assistant"]
+        assert tool_uses(shown[2])[0].input == {"n": 123}
+
+
+async def test_what_a_compaction_stands_for_is_archived_whole(tmp_path: Path) -> None:
+    """What the other program had summarised away is found again once archival has taken it in."""
+    lines = pi(6, steps=3, size=4000)
+    kept = len(lines)
+    lines.append({"type": "compaction", "summary": "Modules were fixed.", "firstKeptEntryIndex": kept, "timestamp": ""})
+    lines += pi(2, steps=3, size=4000)[1:]
+    config = Config(archival=ArchivalConfig(enabled=True, profile="economy", async_=False))
+    async with opened(tmp_path / "home", config=config) as world:
+        agent = await world.import_session(written(tmp_path, lines), backend=backend("done"), tools=[])
+        assert "took 0077 ms" not in str((await agent.show(1000)).messages[0])
+        await agent.query("And?")
+        rows = await world.archives(agent.id)
+        assert rows[0].messages >= 6 * 8
+        (hit, *_) = await world.search_archive("handler_4_1 src/mod_4.py", ref=agent.id)
+        assert hit.id == rows[0].id
+
+
+def test_archives_of_a_session_of_ours_come_along(tmp_path: Path) -> None:
+    """They can be searched and read word for word, under ids of their own: the first agent keeps its archives."""
+    life = Life(tmp_path / "old", PROFILES["tight"])
+    for number in range(20):
+        life.work(number, 2)
+    ledger = life.ledger()
+    records = list(ledger.records.values())
+    assert {record.kind for record in records} >= {"phase", "turn", "era"}
+    shown = [text_of(message) for message in life.transcript.session.messages]
+    held = [ledger.read(record.id) for record in records]
+    life.close()
+
+    async def taken_over() -> None:
+        async with opened(tmp_path / "home") as world:
+            agent = await world.import_session(tmp_path / "old" / "session.jsonl", backend=backend(), tools=[])
+            rows = await world.archives()
+            assert [row.kind for row in rows] == [record.kind for record in records]
+            ids = {record.id: row.id for record, row in zip(records, rows, strict=True)}
+            assert not ids.keys() & set(ids.values())
+            texts = [text_of(message) for message in (await agent.show(1000)).messages]
+            for old, new in ids.items():
+                shown[:] = [text.replace(old, new) for text in shown]
+            assert texts == shown
+            for row, messages in zip(rows, held, strict=True):
+                assert await world.read_archive(row.id) == messages
+            hits = await world.search_archive("ask 3")
+            assert hits[0].id in ids.values()
+
+    asyncio.run(taken_over())
+
+
+async def test_what_goes_out_comes_in_again(tmp_path: Path) -> None:
+    """An agent's conversation, written out while the agent lives, is another agent's; the file is written whole."""
+    async with opened(tmp_path / "home") as world:
+        agent = await world.spawn("count", backend=backend("one", "two"), tools=[])
+        with pytest.raises(ConfigError, match="format 'pdf'"):
+            await world.export_session(agent.id, format="pdf")
+        await agent.query("first")
+        shown = (await agent.show(100)).messages
+        for format in ("pi", "jsonl", "anthropic", "openai", "responses"):
+            path = tmp_path / f"talk.{format}"
+            text = await world.export_session(agent.id, format=format, output=path)
+            assert path.read_text() == text
+            other = await world.import_session(path, backend=backend("x", "y"), tools=[])
+            assert (await other.show(100)).messages == shown

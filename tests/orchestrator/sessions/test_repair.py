@@ -1,0 +1,186 @@
+"""Damaged session files: what is said of them, and the mended copy, in which nothing is wrong any more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from agent_history import EAGER, PROFILES, Life, steps
+from damaged_lines import spoilt
+from orch import Config
+from orch.cli import run
+from orch.sessions.formats.detect import read_file
+from orch.sessions.repair import findings_of, mended_copy
+from orch_protocol.core.errors import AgentBusyError, ForeignFileError, LockedError, StoreError
+from orch_protocol.core.messages import text_of
+from orch_worker.session.log.append_log import AppendLog
+from orch_worker.session.log.lock import FolderLock
+from orch_worker.session.transcript import read_session
+from orchestrator.root_double import Gate, opened
+
+AT_ONCE = Config(archival=replace(EAGER, async_=False))
+FILES = 120
+
+
+@pytest.fixture(autouse=True)
+def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AppendLog, "_fdatasync", staticmethod(lambda _: None))
+    monkeypatch.setattr(AppendLog, "_sync_folder", staticmethod(lambda _: None))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> bytes:
+    """A session that went back, with archives."""
+    life = Life(tmp_path / "life", PROFILES["tight"])
+    for turn in range(4):
+        life.turn(*steps(2, f"t{turn}", 40))
+        life.archive()
+        if turn == 1:
+            life.go(life.entries()[-1].id, "it led nowhere")
+    life.close()
+    return (tmp_path / "life" / "session.jsonl").read_bytes()
+
+
+def put(path: Path, data: bytes) -> None:
+    """Let the file hold that."""
+    path.write_bytes(data)
+
+
+def contents(path: Path) -> bytes:
+    """Return what the file holds."""
+    return path.read_bytes()
+
+
+def names(path: Path) -> set[str]:
+    """Return what is called as the file is, or more, beside it."""
+    return {each.name for each in path.parent.glob(f"{path.name}*")}
+
+
+def test_whatever_was_done_to_a_file_nothing_is_wrong_with_its_copy(data: bytes, tmp_path: Path) -> None:
+    """It says what can be read, and each thing that was set right was said; the damaged file is as it was."""
+    source = tmp_path / "source.jsonl"
+    for seed in range(FILES):
+        damaged = spoilt(data, seed)
+        source.write_bytes(damaged)
+        target = tmp_path / f"{seed}.jsonl"
+        found = findings_of(source)
+        done = mended_copy(source, target)
+        assert source.read_bytes() == damaged
+        assert findings_of(target) == [], seed
+        assert bool(done) <= bool(found), seed
+        (here,), (there,) = read_file(source, repair=True), read_file(target)
+        said = [each.message for each in here.entries if hasattr(each, "message")]
+        assert [each.message for each in there.entries if hasattr(each, "message")] == said
+
+
+@pytest.mark.usefixtures("data")
+def test_a_whole_file_is_copied_as_it_is(tmp_path: Path) -> None:
+    """Nothing is found, nothing is set right; what is archived reads the same."""
+    source, target = tmp_path / "life" / "session.jsonl", tmp_path / "again" / "session.jsonl"
+    FolderLock.acquire(target.parent).release()
+    assert (findings_of(source), mended_copy(source, target)) == ([], [])
+    assert read_session(target.parent).messages == read_session(source.parent).messages
+    one, other = Life(source.parent, PROFILES["tight"]), Life(target.parent, PROFILES["tight"])
+    assert [one.read(each.id) for each in one.records()] == [other.read(each.id) for each in other.records()]
+    one.close(), other.close()
+
+
+def test_another_programs_file_is_looked_at_and_not_written_anew(tmp_path: Path) -> None:
+    """What an import would set right is said; a copy in our shape is the import's to make. None is put over another."""
+    file = tmp_path / "talk.jsonl"
+    file.write_text('{"role":"user","content":"a"}\n{"role":"assistant","content":"b"}\n{"role":"us')
+    (found,) = findings_of(file)
+    assert "never finished" in found.what
+    assert f"orch session import {file} --repair" in found.do
+    with pytest.raises(ForeignFileError, match="import --repair"):
+        mended_copy(file, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    with pytest.raises(StoreError, match="is there already"):
+        mended_copy(file, file)
+    with pytest.raises(StoreError, match="No such file"):
+        findings_of(tmp_path / "none")
+
+
+async def test_an_agent_goes_on_with_the_mended_copy(tmp_path: Path) -> None:
+    """The damaged file is kept beside it, archives answer from the new one, and what is sound stays untouched."""
+    async with opened(tmp_path, config=AT_ONCE) as o:
+        agent = await o.scripted("one", "two", "three", "four", context="none")
+        for asked in ("first", "second", "third"):
+            await agent.query(asked)
+        assert (await agent.fsck(repair=True)).found == ()
+        path = Path((await agent.state()).folder, "session.jsonl")
+        await agent.kill()
+        await agent.resume()
+        whole = contents(path)
+        at = whole.index(b'"second"')
+        damaged = whole[:at] + b'"sec?nd"' + whole[at + 8 :] + b'{"type":"mess'
+        put(path, damaged)
+        looked = await agent.fsck()
+        assert {each.kind for each in looked.found} >= {"damaged", "torn"}
+        assert (looked.kept, contents(path)) == ("", damaged)
+        checked = await agent.fsck(repair=True)
+        assert contents(Path(checked.kept)) == damaged
+        assert any("it is left out" in each for each in checked.repaired)
+        assert (await agent.fsck()).found == ()
+        assert [text_of(each) for each in read_session(path.parent).messages][-1].endswith("three")
+        assert (await agent.query("fourth")).text
+        for row in await o.archives(agent.id):
+            assert await o.read_archive(row.id)
+
+
+async def test_a_session_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
+    """While a turn runs, or another program has the folder: the error says so, and nothing has changed."""
+    gate = Gate()
+    async with opened(tmp_path) as o:
+        agent = await o.scripted({"tool": "gate"}, "one", tools=[gate.tool()])
+        asked = agent.submit("first")
+        await gate.called.wait()
+        path = Path((await agent.state()).folder, "session.jsonl")
+        put(path, contents(path) + b"{")
+        with pytest.raises(AgentBusyError, match="is at work: first"):
+            await agent.fsck(repair=True)
+        assert contents(path).endswith(b"}\n{")
+        put(path, contents(path)[:-1])
+        gate.open.set()
+        await asked
+        await agent.kill()
+        put(path, contents(path) + b"{")
+        lock = FolderLock.acquire(path.parent)
+        with pytest.raises(LockedError):
+            await agent.fsck(repair=True)
+        lock.release()
+        assert names(path) == {"session.jsonl"}
+
+
+async def test_what_was_deleted_is_in_no_damaged_file_either(tmp_path: Path) -> None:
+    """Deleting archives for good takes the files along that were kept when they were mended."""
+    async with opened(tmp_path, config=AT_ONCE) as o:
+        agent = await o.scripted("one", "two", "three", context="none")
+        for asked in ("first", "second", "third"):
+            await agent.query(asked)
+        path = Path((await agent.state()).folder, "session.jsonl")
+        await agent.kill()
+        put(path, contents(path) + b"{")
+        kept = Path((await agent.fsck(repair=True)).kept)
+        assert names(path) == {"session.jsonl", kept.name}
+        await o.prune_archives(older=0)
+        assert names(path) == {"session.jsonl"}
+
+
+def test_from_the_shell(data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is found, then what was done and where both files are; exit 1 while something is wrong."""
+    file = tmp_path / "mine.jsonl"
+    file.write_bytes(data)
+    assert run(["session", "fsck", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: nothing is wrong\n"
+    file.write_bytes(data + b"{")
+    assert run(["session", "fsck", str(file)]) == 1
+    assert "a write that did not end" in capsys.readouterr().out
+    assert run(["session", "fsck", str(file), "--repair", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["mended"], told["kept"], len(told["found"])) == (f"{file}.mended", str(file), 1)
+    assert run(["session", "fsck", told["mended"]]) == 0
+    assert run(["session", "fsck", str(file), "--output", "x"]) == 2

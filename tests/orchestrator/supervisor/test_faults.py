@@ -1,0 +1,247 @@
+"""A root whose frames are lost and whose disk is full, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import Limits
+from orch_protocol.core.errors import LaunchError, ProtocolError, StoreError
+from orch_protocol.core.messages import text_of, user
+from orch_protocol.wire.frames import MAX_BODY
+from orch_worker.session.transcript import read_session
+from orchestrator.root_double import Gate, Slow, opened
+from virtual_clock import passed, until, virtual
+
+# Frames that are lost.
+
+
+@pytest.mark.parametrize(
+    "kind", ["hello", "init", "ready", "query", "finished", "root_call", "root_reply", "ack", "progress"]
+)
+@pytest.mark.parametrize("times", [1, 3])
+@virtual
+async def test_a_conversation_survives_the_loss_of_a_frame(tmp_path: Path, kind: str, times: int) -> None:
+    """Whatever is lost comes again, and nothing happens twice."""
+    lost: list[str] = []
+    calls: list[str] = []
+
+    async def note(word: str) -> str:
+        """Note a word."""
+        calls.append(word)
+        return f"noted {word}"
+
+    def lose(found: str) -> bool:
+        if found == kind and len(lost) < times:
+            lost.append(found)
+            return True
+        return False
+
+    async with opened(tmp_path) as world:
+        world.lose(lose)
+        agent = await world.scripted({"tool": "note", "input": {"word": "x"}}, "one", "two", tools=[note])
+        first, second = await agent.query("first"), await agent.query("second")
+        assert (first.text, first.tool_calls, second.text) == ("one", 1, "two")
+        assert calls == ["x"]
+        session = read_session(Path((await agent.state()).folder))
+        assert [text_of(message) for message in session.messages if message.role == "assistant"] == ["", "one", "two"]
+    if kind != "progress":
+        assert len(lost) in (times, 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@virtual
+async def test_conversations_survive_a_line_that_loses_a_third_of_everything(tmp_path: Path, seed: int) -> None:
+    """Each of many questions is answered once, each tool runs once."""
+    luck = random.Random(seed)
+    calls: list[int] = []
+
+    async def count(number: int) -> str:
+        """Count."""
+        calls.append(number)
+        return "counted"
+
+    items = [item for number in range(6) for item in ({"tool": "count", "input": {"number": number}}, f"{number}")]
+    async with opened(tmp_path) as world:
+        world.lose(lambda _: luck.random() < 0.33)
+        agent = await world.scripted(*items, tools=[count])
+        for number in range(6):
+            assert (await agent.query(f"number {number}")).text == f"{number}"
+        assert calls == list(range(6))
+
+
+def big(what: str) -> dict[str, Any]:
+    """Return what makes the body of a `what` frame larger than a frame may be."""
+    text = "x" * (MAX_BODY + 1)
+    return {
+        "init": {"history": [user(text)]},
+        "root_call": {"items": [{"tool": "note", "input": {"word": text}}, "done"]},
+        "finished": {"items": [text], "limits": Limits(reply_tokens=MAX_BODY)},
+        "query": {},
+    }[what]
+
+
+@pytest.mark.parametrize("kind", ["query", "root_call", "finished"])
+@virtual
+async def test_a_large_body_that_is_lost_on_its_way_is_told(tmp_path: Path, kind: str) -> None:
+    """The file it travelled in is gone when the frame arrives: nobody waits for it, and the agent goes on."""
+
+    async def note(word: str) -> str:
+        """Note a word."""
+        return word
+
+    async with opened(tmp_path) as world:
+        agent = await world.scripted(**({"tools": [note], "items": ["done"]} | big(kind)))
+        world.spoil(kind)
+        started = asyncio.get_running_loop().time()
+        asked = agent.query("x" * (MAX_BODY + 1) if kind == "query" else "go")
+        if kind == "query":
+            with pytest.raises(ProtocolError, match="cannot be read"):
+                await asked
+        elif kind == "finished":
+            assert len((await asked).text) == MAX_BODY + 1
+        else:
+            assert (await asked).text == "done"
+            messages = read_session(Path((await agent.state()).folder)).messages
+            assert "cannot be read" in str([block for message in messages for block in message.content])
+        assert asyncio.get_running_loop().time() - started < 10
+        assert world.status(agent) == "idle"
+
+
+@virtual
+async def test_a_spec_that_is_lost_on_its_way_fails_the_launch(tmp_path: Path) -> None:
+    """At once, and with the reason."""
+    async with opened(tmp_path) as world:
+        world.spoil("init")
+        with pytest.raises(LaunchError, match="cannot be read"):
+            await world.scripted(**big("init"))
+        assert asyncio.get_running_loop().time() < 5
+
+
+@virtual
+async def test_a_spec_that_cannot_be_handed_over_fails_the_launch(tmp_path: Path) -> None:
+    """The worker does not wait for a word that will never come."""
+    async with opened(tmp_path) as world:
+        spool = world.supervisor.workers.board.peers.spool
+        spool.rmdir()
+        spool.write_text("in the way")
+        with pytest.raises(LaunchError, match="cannot be spilled"):
+            await world.scripted(**big("init"))
+        assert asyncio.get_running_loop().time() < 5
+        spool.unlink()
+
+
+@pytest.mark.parametrize("kind", ["query", "finished"])
+@virtual
+async def test_a_large_body_that_nobody_fetched_goes_with_the_process(tmp_path: Path, kind: str) -> None:
+    """Sent to a worker that dies before it reads it, or by one before the root does: no file stays until the end."""
+    async with opened(tmp_path) as world:
+        spool = world.supervisor.workers.board.peers.spool
+        other, agent = await world.scripted("one"), await world.scripted(**({"items": ["done"]} | big(kind)))
+        world.lose(lambda found: found == kind)
+        asked = agent.submit("x" * (MAX_BODY + 1) if kind == "query" else "go")
+        await until(lambda: any(spool.glob("*/*.spill")))
+        world.lose(lambda _: False)
+        world.launcher.worker(agent.id).die(-9)
+        assert (await asked).text
+        assert not any(spool.glob(f"{agent.id}.1.*"))
+        assert (await other.query("go")).text == "one"
+
+
+@virtual
+async def test_what_cannot_be_said_now_is_said_to_the_next_process(tmp_path: Path) -> None:
+    """A large word that cannot be handed over keeps no query waiting, and is not forgotten."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("one", "two")
+        world.launcher.worker(agent.id).die(-9)
+        await until(lambda: world.status(agent) == "died")
+        await agent.steer("x" * (MAX_BODY + 1))
+        spool = world.supervisor.workers.board.peers.spool
+        spool.rmdir()
+        spool.write_text("in the way")
+        assert (await agent.query("first")).text == "one"
+        spool.unlink()
+        world.launcher.worker(agent.id).die(-9)
+        await until(lambda: world.status(agent) == "died")
+        assert (await agent.query("second")).text == "two"
+        assert "xxx" in str(read_session(Path((await agent.state()).folder)).messages[-2])
+        assert world.supervisor.tree.nodes[agent.id].unheard == {}
+
+
+# Disks that are full.
+
+
+@virtual
+async def test_a_full_disk_refuses_requests_and_loses_no_fact(tmp_path: Path) -> None:
+    """What was under way is finished and answered; what happened is written when there is room."""
+    gate = Gate()
+    async with opened(tmp_path) as world:
+        agent = await world.scripted({"tool": "gate"}, "done", "again", tools=[gate.tool()])
+        other = await world.scripted("fine")
+        future = agent.submit("go")
+        await gate.called.wait()
+        make_room = world.fill_disk()
+        for attempt in (world.scripted(), other.query("you?")):
+            with pytest.raises(StoreError, match="disk full"):
+                await attempt
+        gate.open.set()
+        assert (await future).text == "done"
+        world.launcher.worker(other.id).die(-9)
+        await passed(1)
+        assert (await other.state()).status == "died"
+        with pytest.raises(StoreError, match="disk full"):
+            await agent.collect()
+        make_room()
+        reply = await agent.collect()
+        assert reply is not None
+        assert reply.text == "done"
+        assert (await other.query("you?")).text == "fine"
+
+
+@virtual
+async def test_agents_are_killed_on_a_full_disk(tmp_path: Path) -> None:
+    """The process ends, and whoever killed it hears that it is not on record yet."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted()
+        make_room = world.fill_disk()
+        with pytest.raises(StoreError, match=r"killed .* not on record.*disk full"):
+            await agent.kill()
+        assert (await agent.state()).status == "killed"
+        assert world.launcher.worker(agent.id).ended.done()
+        make_room()
+        await world.scripted()
+
+
+@virtual
+async def test_an_agent_whose_launch_fails_on_a_full_disk_has_failed(tmp_path: Path) -> None:
+    """Its spawner is told at once."""
+    launcher = Slow()
+    async with opened(tmp_path, launcher=launcher) as world:
+        spawning = asyncio.ensure_future(world.scripted())
+        await launcher.asked.wait()
+        make_room = world.fill_disk()
+        launcher.failures += ["no memory"] * 4
+        launcher.go.set()
+        with pytest.raises(LaunchError, match="no memory"):
+            await spawning
+        make_room()
+        await world.scripted()
+
+
+@virtual
+async def test_a_prompt_that_cannot_be_handed_over_fails_its_query(tmp_path: Path) -> None:
+    """A large prompt goes through a file; when that cannot be written the agent is free again at once."""
+    async with opened(tmp_path) as world:
+        agent = await world.scripted("fine")
+        spool = world.supervisor.workers.board.peers.spool
+        spool.rmdir()
+        spool.write_text("in the way")
+        with pytest.raises(StoreError, match="spill"):
+            await agent.query("x" * (MAX_BODY + 1))
+        assert (await agent.state()).status == "idle"
+        spool.unlink()
+        assert (await agent.query("x" * (MAX_BODY + 1))).text == "fine"

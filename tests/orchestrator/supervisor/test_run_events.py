@@ -1,0 +1,112 @@
+"""What happened in a run: by number, from the journal; and hooks that are told of subagents."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from orch import Config, HooksConfig, SubagentsConfig
+from orch_protocol.hooks.stages import STAGES
+from orchestrator.root_double import World
+from virtual_clock import virtual
+
+SPAWN = {"tool": "spawn_subagent", "input": {"task": "dig", "query": "go"}}
+HOOKS = """
+from orch import hook
+
+@hook("subagent_spawned", "subagent_finished", name="below")
+async def below(event, ctx):
+    with open({told!r}, "a") as file:
+        file.write(f"{{event.stage}} {{event.name}} of {{ctx.agent_id}} {{getattr(event, 'stop_reason', '')}}\\n")
+"""
+
+
+@virtual
+async def test_events_are_replayed_from_a_number(tmp_path: Path) -> None:
+    """Each has a number, a time and a run; what comes after one that is known is told alone."""
+    async with World(tmp_path, run="r") as world:
+        agent = await world.scripted("one", "two")
+        await agent.query("Go")
+        first = await world.events()
+        assert [event.n for event in first] == list(range(1, len(first) + 1))
+        assert {event.run for event in first} == {"r"}
+        assert [event.at for event in first] == sorted(event.at for event in first)
+        kinds = [event.kind for event in first]
+        assert [kind for kind in kinds if kind in ("spawned", "up", "asked", "answered")] == [
+            *("spawned", "up", "asked", "answered")
+        ]
+        [asked, answered] = [event for event in first if event.turn]
+        assert asked.turn == answered.turn
+        assert (answered.agent_id, answered.data["stop_reason"]) == (agent.id, "end_turn")
+        assert "one" not in str(answered)
+        await agent.query("Go on")
+        later = await world.events(first[-1].n)
+        assert [(event.n, event.kind) for event in later] == [(len(first) + 1, "asked"), (len(first) + 2, "answered")]
+        other = await world.scripted("x")
+        assert {event.agent_id for event in await world.events(ref=other.id)} == {other.id}
+
+
+@virtual
+async def test_numbers_outlive_the_root(tmp_path: Path) -> None:
+    """Another root of the run tells the same events by the same numbers, and goes on behind them."""
+    async with World(tmp_path, run="r") as world:
+        await (await world.scripted("one")).query("Go")
+        before = await world.events()
+    async with World(tmp_path, run="r") as world:
+        after = await world.events()
+        assert after[: len(before)] == before
+        assert after[len(before)].n == before[-1].n + 1
+
+
+@virtual
+async def test_who_waits_is_told_as_it_happens(tmp_path: Path) -> None:
+    """With a timeout nothing new is waited for, at most so long."""
+    async with World(tmp_path) as world:
+        last = (await world.events())[-1].n
+        waiting = asyncio.create_task(world.events(last, timeout=60.0))
+        agent = await world.scripted("one")
+        first = (await waiting)[0]
+        assert (first.kind, first.agent_id) == ("spawned", agent.id)
+        last = (await world.events())[-1].n
+        assert await world.events(last, timeout=0.5) == []
+
+
+@virtual
+async def test_functions_of_the_program_hear_of_every_agent(tmp_path: Path) -> None:
+    """Also of those that the program itself spawned, and of one that failed; nobody is asked to call them."""
+    async with World(tmp_path) as world:
+        seen: list[Any] = []
+
+        @world.on("subagent_spawned", "subagent_finished", name="watch")
+        async def watch(event: Any, ctx: Any) -> None:
+            seen.append((event.stage, event.name, ctx.agent_id))
+
+        assert world.supervisor.hooks.rows == ()
+        agent = await world.scripted("one", name="digger")
+        await agent.query("Go")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert seen == [("subagent_spawned", "digger", agent.id), ("subagent_finished", "digger", agent.id)]
+
+
+@virtual
+async def test_the_hooks_of_a_parent_hear_of_its_subagents(tmp_path: Path) -> None:
+    """They run in the parent's own process, which the root tells."""
+    told, file = tmp_path / "told", tmp_path / "below.py"
+    file.write_text(HOOKS.format(told=str(told)))
+    config = Config(hooks=HooksConfig((str(file),)), subagents=SubagentsConfig(allow_nested=True))
+    async with World(tmp_path / "home", config=config) as world:
+        agent = await world.scripted(SPAWN, "done", tools=["spawn_subagent", "query_subagent"])
+        await agent.query("Go")
+        for _ in range(50):
+            await asyncio.sleep(0)
+        child = (await world.agents())[1].name
+    assert told.read_text().splitlines()[0] == f"subagent_spawned {child} of {agent.id} "
+    assert f"subagent_finished {child} of {agent.id} end_turn" in told.read_text()
+
+
+def test_what_the_root_tells_is_only_observed() -> None:
+    """It is a fact by then: there is nothing to change or decide."""
+    assert [name for name, stage in STAGES.items() if stage.by_root] == ["subagent_spawned", "subagent_finished"]
+    assert all(stage.kinds == ("observe",) for stage in STAGES.values() if stage.by_root)

@@ -1,0 +1,196 @@
+"""A journal that grew large is written anew at the start of a root: what it came to, and nothing lost of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch import Config
+from orch.supervisor.run_events import read_events
+from orch.tree.agents.state import Nodes
+from orch.tree.journal import journal
+from orch.tree.journal.entries import Kept, KeptRun, Spawned, Steered
+from orch.tree.journal.events import Collect, Kill, Resume
+from orch.tree.journal.journal import Journal
+from orch.tree.rules.deletions import redacted
+from orch_protocol.core.errors import AgentGoneError
+from orchestrator.root_double import opened
+from orchestrator.tree.rules.test_deletions import Past
+from orchestrator.tree_double import Forest
+from virtual_clock import virtual
+
+INDEXES = ("names", "alive", "pending", "warm", "holders", "requests", "usage", "processes", "worked", "root_budgets")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small a journal is, it is written anew."""
+    monkeypatch.setattr(journal, "LARGE", 0)
+    monkeypatch.setattr(journal, "WORTH", 9.0)
+
+
+def lived() -> Forest:
+    """Return agents that have been through something, none of them at work."""
+    forest = Forest(max_concurrent=99, allow_nested=True)
+    for number in range(6):
+        id = forest.spawn(name=f"n{number % 3}" if number < 3 else "")
+        for turn in range(3):
+            forest.ask(id, f"q{turn}-{id}")
+            forest.finish(id, f"q{turn}-{id}")
+        child = forest.spawn(id)
+        forest.handle(Kill((child if number % 2 else id,), "the user", {}))
+    for node in list(forest.tree.nodes):
+        if node.running:
+            forest.gone(node.spec.id)
+    forest.handle(Resume(next(node.spec.id for node in forest.tree.nodes if node.status == "killed")))
+    return forest
+
+
+def same(one: Nodes, other: Nodes) -> None:
+    """See that both are the same agents."""
+    assert one.by_id == other.by_id
+    assert list(one.by_id) == list(other.by_id)
+    for index in INDEXES:
+        assert getattr(one, index) == getattr(other, index), index
+
+
+def written(path: Path, forest: Forest) -> Journal:
+    """Return the journal of what they lived through."""
+    book = Journal.open(path)
+    for entry in forest.journal:
+        book.append([entry])
+    return book
+
+
+def test_what_is_kept_comes_to_the_same_agents() -> None:
+    """All of what is known of them, and of all together; and what happens next happens to them."""
+    forest = lived()
+    kept = forest.tree.nodes.kept(1.0)
+    again = Nodes(kept)
+    same(again, forest.tree.nodes)
+    said = len(forest.journal)
+    ids = list(forest.tree.nodes.by_id)
+    forest.handle(Collect(ids[0], "the user"))
+    forest.ask(ids[0], "later")
+    for entry in forest.journal[said:]:
+        again.apply(entry)
+    same(again, forest.tree.nodes)
+
+
+@pytest.mark.usefixtures("small")
+def test_what_follows_is_numbered_as_before(tmp_path: Path) -> None:
+    """Who knows the number of the last event hears of what comes after it, and of nothing twice."""
+    forest, path = lived(), tmp_path / "journal.jsonl"
+    book = written(path, forest)
+    events = read_events(path, "r", 0, 10_000)
+    assert book.shorten(lambda: forest.tree.nodes.kept(1.0))
+    assert read_events(path, "r", 0, 10_000) == []
+    id = next(iter(forest.tree.nodes.by_id))
+    book.append([Steered(at=2.0, id=id, steer_id="s", text="go on")])
+    assert [event.n for event in read_events(path, "r", events[-1].n, 100)] == [events[-1].n + 1]
+    book.close()
+    opened = Journal.open(path)
+    assert [type(entry) for entry in opened.entries[-2:]] == [KeptRun, Steered]
+    assert (len(opened.taken()), opened.entries) == (len(forest.tree.nodes) + 2, [])
+    opened.close()
+
+
+def test_a_small_journal_stays_as_it_is(tmp_path: Path) -> None:
+    """So does one of which little would go."""
+    forest, path = lived(), tmp_path / "journal.jsonl"
+    book = written(path, forest)
+    before = path.read_bytes()
+    assert not book.shorten(lambda: forest.tree.nodes.kept(1.0))
+    journal_large, journal.LARGE = journal.LARGE, 0
+    try:
+        assert not book.shorten(lambda: forest.journal)
+    finally:
+        journal.LARGE = journal_large
+    book.close()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("small")
+def test_a_damaged_journal_stays_as_it_is(tmp_path: Path) -> None:
+    """What cannot be read may be mended yet."""
+    forest, path = lived(), tmp_path / "journal.jsonl"
+    written(path, forest).close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:5], b"x" + lines[5][1:], *lines[6:]]))
+    book = Journal.open(path)
+    before = path.read_bytes()
+    assert not book.shorten(lambda: forest.tree.nodes.kept(1.0))
+    book.close()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("call", ["fsync", "replace", "write"])
+def test_without_room_the_old_one_stays_and_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A full disk at any step: not a byte is lost, and the journal can be written to."""
+    forest, path = lived(), tmp_path / "journal.jsonl"
+    book = written(path, forest)
+    book.sync()
+    before = path.read_bytes()
+
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        assert not book.shorten(lambda: forest.tree.nodes.kept(1.0))
+    assert path.read_bytes() == before
+    book.append([Steered(at=2.0, id="x", steer_id="s", text="go on")])
+    book.close()
+
+
+def test_what_is_deleted_later_is_told_by_no_kept_agent() -> None:
+    """Neither what a holder was about nor the answer; and it is the same tree."""
+    past = Past()
+    past.turn("q1")
+    past.hold("h1")
+    kept = past.tree.nodes.kept(1.0) if not past.tree.nodes.pending else []
+    assert kept
+    past.journal[:] = kept
+    past.delete("h1")
+    entries = redacted(past.journal)
+    assert Nodes(entries).by_id == past.tree.nodes.by_id
+    told = b"".join(bytes(entry.state) for entry in entries if isinstance(entry, Kept))
+    assert b"deleted" in told
+    again = redacted(entries)
+    assert all(one is other for one, other in zip(entries, again, strict=True))
+
+
+@pytest.mark.usefixtures("small")
+@virtual
+async def test_a_run_whose_journal_is_written_anew_has_all_its_agents(tmp_path: Path) -> None:
+    """Numbers, names, answers, what was used, who was killed; queries that were repeated are the same."""
+    config = Config()
+    async with opened(tmp_path, run="r", config=config) as world:
+        first = await world.scripted("one", "two", name="first")
+        assert (await first.query("?")).text == "one"
+        gone = await world.scripted("three", name="gone")
+        await gone.query("?")
+        await gone.kill()
+        before = await world.agents(all=True)
+    path = tmp_path / "runs" / "r" / "journal.jsonl"
+    assert not any(isinstance(entry, Kept) for entry in Journal.open(path).entries)
+    for text in ("two", None):
+        async with opened(tmp_path, run="r", config=config) as world:
+            after = await world.agents(all=True)
+            assert [(row.seq, row.id, row.name, row.usage.model_calls) for row in after][1:] == [
+                (row.seq, row.id, row.name, row.usage.model_calls) for row in before
+            ][1:]
+            agent = await world.get("first")
+            if text is not None:
+                assert (await agent.query("?")).text == text
+            with pytest.raises(AgentGoneError):
+                await (await world.get("gone")).query("?")
+    kept = Journal.open(path).entries
+    assert isinstance(kept[0], Kept)
+    assert not any(isinstance(entry, Spawned) for entry in kept)

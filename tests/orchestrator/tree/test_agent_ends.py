@@ -1,0 +1,435 @@
+"""What follows when agents die, are killed, resumed, go cold or are found by a new root; and any life of a tree."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from orch.tree.journal.entries import Answered, Ended
+from orch.tree.journal.events import (
+    Cancel,
+    Collect,
+    Hear,
+    Kill,
+    LaunchFailed,
+    Recover,
+    Rest,
+    Resume,
+    Steer,
+    StopOverdue,
+    Sweep,
+)
+from orch_protocol.core.errors import AgentBusyError, AgentGoneError, OrchError
+from orch_protocol.core.messages import Reply, Usage
+from orchestrator.tree_double import Ask, Forest, Gone, Launch, Notify, Send, Signal, Timer, WorkerUp
+
+# Ending.
+
+
+def test_an_agent_that_dies_idle_is_revived_by_the_next_query() -> None:
+    """Its death is known and costs nothing."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.gone(id, -9)
+    assert forest.status(id) == "died"
+    forest.ask(id)
+    assert forest.status(id) == "starting"
+
+
+def test_a_death_in_a_turn_fails_the_query_unless_the_transcript_has_the_reply() -> None:
+    """The transcript is the truth: a finished turn resolves, an unfinished one is an error that says what to do."""
+    forest = Forest()
+    lost, saved = forest.spawn(), forest.spawn()
+    forest.ask(lost, "q1")
+    forest.ask(saved, "q2")
+    forest.gone(lost, usage=Usage(1, 2))
+    assert forest.told(Notify)[0].error.type == "AgentDiedError"
+    assert "signal 9" in forest.told(Notify)[0].error.message
+    assert forest.tree.nodes[lost].usage == Usage(1, 2)
+    forest.gone(saved, recovered=Reply(saved, "q2", "made it", usage=Usage(3, 4)))
+    assert forest.told(Notify)[0].value.text == "made it"
+    assert forest.tree.nodes[saved].usage == Usage(3, 4)
+    assert forest.status(lost) == forest.status(saved) == "died"
+
+
+def test_a_query_that_was_never_begun_is_asked_again() -> None:
+    """A process that was dead before it heard the query cost nothing: the next one answers it, so many times."""
+    forest = Forest(restarts=2)
+    id = forest.spawn()
+    forest.ask(id)
+    for number in (1, 2):
+        forest.gone(id, begun=False)
+        assert forest.told(Launch) == []
+        assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{id}:{number}"]
+        forest.back(id)
+        assert forest.told(Launch) == [Launch(id, number + 1)]
+        forest.up(id)
+        assert forest.told(Send) == [Send(id, "q")]
+    forest.gone(id, begun=False)
+    assert forest.told(Notify)[0].error.type == "AgentDiedError"
+    assert forest.status(id) == "failed"
+
+
+def test_news_of_an_older_incarnation_changes_nothing() -> None:
+    """A death or readiness that belongs to the past is ignored."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.gone(id)
+    forest.ask(id)
+    forest.up(id)
+    forest.handle(Gone(id, 1, -9))
+    forest.handle(WorkerUp(id, 1, 7))
+    assert forest.status(id) == "busy"
+    assert forest.tree.nodes[id].pid == 102
+
+
+def test_killing_ends_everything_below_children_first() -> None:
+    """Waiters are told, processes are killed, and the dead answer no more until resumed."""
+    forest = Forest(allow_nested=True)
+    one = forest.spawn()
+    two = forest.spawn(one)
+    three = forest.spawn(two)
+    forest.ask(two, "q2")
+    assert forest.handle(Kill((one,), "the user")) == (three, two, one)
+    assert [signal.id for signal in forest.told(Signal)] == [three, two, one]
+    assert [notify.error.type for notify in forest.told(Notify)] == ["AgentGoneError"]
+    with pytest.raises(AgentGoneError, match="orch resume 2"):
+        forest.ask(two)
+
+
+def test_killing_twice_kills_once() -> None:
+    """The second kill finds nothing to do."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.handle(Kill((id, id), "the user"))
+    assert forest.handle(Kill((id,), "the user")) == ()
+    assert forest.last == []
+
+
+def test_a_killed_agent_keeps_its_usage_and_answers_after_resume() -> None:
+    """What was spent stays spent."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.ask(id)
+    forest.finish(id)
+    forest.handle(Kill((id,), "the user"))
+    forest.gone(id)
+    assert forest.status(id) == "killed"
+    assert forest.tree.nodes.tree_usage(id) == Usage(10, 5, cost_usd=0.5)
+    forest.handle(Resume(id))
+    assert forest.status(id) == "cold"
+    forest.ask(id)
+    assert forest.told(Launch) == [Launch(id, 2)]
+
+
+def test_an_agent_is_resumed_when_its_last_process_is_gone() -> None:
+    """Two processes of one agent would fight for its transcript; until then the error says to wait."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.handle(Kill((id,), "the user"))
+    with pytest.raises(AgentBusyError, match="has not ended yet"):
+        forest.handle(Resume(id))
+    forest.gone(id)
+    assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{id}:1"]
+    forest.handle(Resume(id))
+    assert forest.status(id) == "cold"
+
+
+def test_an_agent_killed_as_it_starts_is_gone_when_its_launch_is() -> None:
+    """Whether a process comes of it or not, the end is on record and told once."""
+    forest = Forest()
+    failed, started = forest.spawn(up=False), forest.spawn(up=False)
+    forest.handle(Kill((failed, started), "the user"))
+    forest.handle(LaunchFailed(failed, 1, "too late"))
+    assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{failed}:1"]
+    forest.handle(WorkerUp(started, 1, 7))
+    forest.gone(started)
+    assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{started}:1"]
+    forest.gone(started)
+    assert forest.last == []
+    for id in (failed, started):
+        forest.handle(Resume(id))
+        assert forest.status(id) == "cold"
+
+
+def test_usage_rolls_up_the_tree() -> None:
+    """A parent's tree usage holds its children's, killed ones too."""
+    forest = Forest(allow_nested=True)
+    one = forest.spawn()
+    two = forest.spawn(one)
+    for id in (one, two):
+        forest.ask(id)
+        forest.finish(id)
+    forest.handle(Kill((two,), "the user"))
+    assert forest.tree.nodes.tree_usage(one) == Usage(20, 10, cost_usd=1.0)
+
+
+def test_an_agent_that_idles_long_enough_goes_cold() -> None:
+    """It is asked to leave, killed if it does not, and answers again when asked."""
+    forest = Forest(timeout_minutes=1)
+    id = forest.spawn()
+    forest.now += 59
+    forest.handle(Sweep())
+    assert forest.told(Signal) == []
+    forest.now += 1
+    forest.handle(Sweep())
+    assert forest.told(Signal) == [Signal(id, 1, "stop")]
+    forest.handle(StopOverdue(id, 1))
+    assert forest.told(Signal) == [Signal(id, 1, "kill")]
+    forest.gone(id, 0)
+    assert forest.status(id) == "cold"
+
+
+def test_a_query_to_an_agent_that_is_leaving_is_answered_by_its_next_process() -> None:
+    """Nothing is lost between going to sleep and being woken."""
+    forest = Forest(timeout_minutes=1)
+    id = forest.spawn()
+    forest.now += 60
+    forest.handle(Sweep())
+    forest.ask(id)
+    forest.gone(id, 0)
+    assert forest.told(Launch) == [Launch(id, 2)]
+    forest.up(id)
+    assert forest.told(Send) == [Send(id, "q")]
+
+
+# Recovery.
+
+
+def test_a_new_root_finds_every_agent_of_the_last_one() -> None:
+    """Idle ones are cold, busy ones died unless their transcript has the reply, results wait to be collected."""
+    forest = Forest()
+    idle, lost, saved, killed = (forest.spawn(name=name) for name in ("idle", "lost", "saved", "killed"))
+    forest.ask(lost, "q1")
+    forest.ask(saved, "q2")
+    forest.handle(Kill((killed,), "the user"))
+    forest.tree = forest.refold()
+    forest.handle(Recover(1, {"q2": Reply(saved, "q2", "made it")}, {"q1": Usage(1, 2)}))
+    assert [forest.status(id) for id in (idle, lost, saved, killed)] == ["cold", "died", "cold", "killed"]
+    assert forest.handle(Collect(saved, "the user")).reply.text == "made it"
+    assert forest.handle(Collect(lost, "the user")).error.type == "AgentDiedError"
+    assert forest.tree.nodes[lost].usage == Usage(1, 2)
+    assert forest.tree.nodes[idle].spec.name == "idle"
+    assert not forest.tree.nodes.alive
+
+
+def test_news_of_a_run_that_ended_waits_for_its_reader() -> None:
+    """Who asked to be woken finds it with the next turn; nobody starts to work because a root did."""
+    forest = Forest(allow_nested=True)
+    parent = forest.spawn()
+    child = forest.spawn(parent)
+    forest.ask(child, "q", asker=parent, wake="all")
+    forest.tree = forest.refold()
+    forest.handle(Recover(1))
+    assert forest.last == []
+    assert "cut short" in forest.tree.nodes[parent].inbox[0]
+
+
+def test_accepted_query_is_asked_again_by_the_next_root() -> None:
+    """The journal has its whole prompt; one that nobody can ask again is the asynchronous one alone."""
+    forest = Forest()
+    cold, starting, waited = forest.spawn(), forest.spawn(up=False), forest.spawn()
+    forest.handle(Rest(cold))
+    forest.gone(cold, code=0)
+    for id, prompt in ((cold, "all of it"), (starting, "all of that"), (waited, "")):
+        forest.ask(id, f"q-{id}", stays=True, prompt=prompt)
+    forest.tree = forest.refold()
+    forest.handle(Recover(1))
+    assert [forest.status(id) for id in (cold, starting, waited)] == ["starting", "starting", "died"]
+    relaunches = [timer.event for timer in forest.told(Timer)]
+    assert [event.id for event in relaunches] == [cold, starting]
+    assert [node.pending.prompt for node in forest.tree.nodes.pending.values()] == ["all of it", "all of that"]
+    for event in relaunches:
+        forest.handle(event)
+        assert forest.told(Launch) == [Launch(event.id, event.incarnation + 1)]
+        forest.up(event.id)
+        assert forest.told(Send) == [Send(event.id, f"q-{event.id}")]
+        forest.finish(event.id, f"q-{event.id}")
+        assert forest.handle(Collect(event.id, "the user")).reply.text == "done"
+
+
+def test_query_is_asked_again_by_as_many_roots_as_end_before_it() -> None:
+    """Also when the journal was shortened in between."""
+    forest = Forest()
+    id = forest.spawn(up=False)
+    forest.ask(id, "q", stays=True, prompt="all of it")
+    for _ in range(3):
+        forest.tree = forest.refold()
+        forest.handle(Recover(1))
+        forest.journal = forest.tree.nodes.kept(forest.now)
+        forest.tree = forest.refold()
+    pending = forest.tree.nodes[id].pending
+    assert pending is not None
+    assert (pending.query_id, pending.prompt) == ("q", "all of it")
+    forest.back(id)
+    forest.up(id)
+    assert forest.told(Send) == [Send(id, "q")]
+
+
+def test_accepted_query_that_was_begun_is_not_asked_again() -> None:
+    """Its prompt is in the transcript: the turn was cut short, and whoever collects is told so."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.ask(id, "q", stays=True, prompt="all of it")
+    forest.tree = forest.refold()
+    forest.handle(Recover(1, begun=frozenset({"q"})))
+    assert (forest.status(id), forest.told(Timer)) == ("died", [])
+    assert forest.handle(Collect(id, "the user")).error.type == "AgentDiedError"
+
+
+def test_prompt_of_an_agent_that_is_not_kept_is_in_no_journal() -> None:
+    """persist=False: nothing of it outlives the root."""
+    forest = Forest()
+    id = forest.spawn(persist=False)
+    forest.ask(id, "q", stays=True, prompt="all of it")
+    assert "all of it" not in str(forest.journal)
+
+
+def test_a_process_that_was_killed_is_forgotten_with_its_root() -> None:
+    """Its end was never heard of, and the agent can be resumed."""
+    forest = Forest()
+    id = forest.spawn()
+    forest.handle(Kill((id,), "the user"))
+    forest.tree = forest.refold()
+    forest.handle(Recover(1))
+    assert (forest.status(id), forest.tree.nodes[id].pid) == ("killed", None)
+    forest.handle(Resume(id))
+
+
+def test_entries_about_unknown_agents_are_skipped() -> None:
+    """A journal with a damaged line still folds."""
+    forest = Forest()
+    forest.tree.apply([Ended(at=1.0, id="nobody", incarnation=1, status="cold")])
+    assert len(forest.tree.nodes) == 0
+
+
+class Life(RuleBasedStateMachine):
+    """Whatever happens, the tree is the fold of its journal, and the limits hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forest = Forest(allow_nested=True, max_concurrent=4, timeout_minutes=1)
+        self.queries = 0
+
+    def _pick(self, number: int) -> str | None:
+        ids = list(self.forest.tree.nodes.by_id)
+        return ids[number % len(ids)] if ids else None
+
+    def _try(self, act: object, *args: object, **kwargs: object) -> None:
+        try:
+            act(*args, **kwargs)  # type: ignore[operator]
+        except OrchError:
+            pass
+
+    @rule(parent=st.integers(0, 9), nested=st.booleans(), up=st.booleans())
+    def spawn(self, parent: int, nested: bool, up: bool) -> None:
+        self._try(self.forest.spawn, self._pick(parent) if nested else None, up)
+
+    @rule(number=st.integers(0, 9))
+    def up(self, number: int) -> None:
+        if id := self._pick(number):
+            self._try(self.forest.up, id)
+
+    @rule(
+        number=st.integers(0, 9),
+        asker=st.integers(0, 9),
+        waits=st.booleans(),
+        wake=st.sampled_from([None, "any", "all", 2]),
+    )
+    def ask(self, number: int, asker: int, waits: bool, wake: str | int | None) -> None:
+        if id := self._pick(number):
+            self.queries += 1
+            asking = self._pick(asker)
+            self._try(
+                self.forest.handle,
+                Ask(id, f"q{self.queries}", "do it", asking, waits and wake is None, wake if asking else None),
+            )
+
+    @rule(number=st.integers(0, 9), fails=st.booleans(), taken=st.booleans())
+    def finish(self, number: int, fails: bool, taken: bool) -> None:
+        if (id := self._pick(number)) and (pending := self.forest.tree.nodes[id].pending):
+            error, taken_by = ("broken" if fails else None), ("the user" if taken else None)
+            self.forest.finish(id, pending.query_id, error=error, taken_by=taken_by)
+
+    @rule(number=st.integers(0, 9), code=st.sampled_from([0, 1, -9, None]))
+    def gone(self, number: int, code: int | None) -> None:
+        if id := self._pick(number):
+            self.forest.gone(id, code)
+
+    @rule(number=st.integers(0, 9), refused=st.sampled_from(["", "no descriptor left"]))
+    def back(self, number: int, refused: str) -> None:
+        if id := self._pick(number):
+            self.forest.back(id, refused=refused)
+
+    @rule(number=st.integers(0, 9))
+    def kill(self, number: int) -> None:
+        if id := self._pick(number):
+            self.forest.handle(Kill((id,), "the user"))
+
+    @rule(number=st.integers(0, 9), follow_up=st.booleans(), heard=st.booleans())
+    def steer(self, number: int, follow_up: bool, heard: bool) -> None:
+        if id := self._pick(number):
+            self.queries += 1
+            self._try(self.forest.handle, Steer(id, f"s{self.queries}", "so", follow_up))
+            if heard:
+                self.forest.handle(Hear(id, f"s{self.queries}"))
+
+    @rule(number=st.integers(0, 9), hard=st.booleans())
+    def cancel(self, number: int, hard: bool) -> None:
+        if id := self._pick(number):
+            self.forest.handle(Cancel(id, hard))
+
+    @rule(number=st.integers(0, 9))
+    def resume(self, number: int) -> None:
+        if id := self._pick(number):
+            self._try(self.forest.handle, Resume(id))
+
+    @rule(number=st.integers(0, 9), again=st.booleans())
+    def collect(self, number: int, again: bool) -> None:
+        if id := self._pick(number):
+            self._try(self.forest.handle, Collect(id, "the user", again))
+
+    @rule(seconds=st.sampled_from([1, 61]))
+    def sweep(self, seconds: int) -> None:
+        self.forest.now += seconds
+        self.forest.handle(Sweep())
+
+    @rule()
+    def restart(self) -> None:
+        self.forest.tree = self.forest.refold()
+        self.forest.handle(Recover(1))
+
+    @invariant()
+    def the_tree_is_the_fold_of_its_journal(self) -> None:
+        folded, live = self.forest.refold().nodes, self.forest.tree.nodes
+        assert folded.by_id == live.by_id
+        for index in ("names", "alive", "pending", "requests"):
+            assert getattr(folded, index) == getattr(live, index), index
+
+    @invariant()
+    def each_query_ends_once(self) -> None:
+        ends = [entry.query_id for entry in self.forest.journal if isinstance(entry, Answered)]
+        assert len(ends) == len(set(ends))
+
+    @invariant()
+    def the_limits_hold(self) -> None:
+        assert len(self.forest.tree.nodes.alive) <= 4
+        assert all(node.spec.depth <= 3 for node in self.forest.tree.nodes)
+
+    @invariant()
+    def an_agent_is_busy_just_when_it_has_a_query_under_way(self) -> None:
+        for node in self.forest.tree.nodes:
+            if node.status == "busy":
+                assert node.pending is not None
+            if node.status == "idle" and not node.stopping:
+                assert node.pending is None
+            if node.status in ("idle", "busy"):
+                assert node.running
+            if node.status == "starting":
+                assert node.running or node.crashes  # between two processes
+
+
+Life.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLife = Life.TestCase

@@ -1,0 +1,56 @@
+"""What models are paid for the summaries of archives, whatever becomes of these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_protocol.agent.spec import BackendSpec
+from orch_protocol.core.budget import Reserve, Reserved, Settle, Settled, Spent
+from orch_protocol.core.errors import QueryTimeoutError, StoreError
+from orch_protocol.core.messages import Usage
+from orch_protocol.services.requests import Empty, Summarise, SummaryOrder, SummaryRequest, SummaryStep
+from orch_worker.context.summarizer import Summariser
+from orch_worker.tools.api.base import ToolContext
+from orch_worker.tools.dispatch.budget_client import Purse
+from paid_backend import Paid, price
+
+
+class Root:
+    """A root that asks one question and then says nothing; with `full` it can put nothing on record."""
+
+    def __init__(self, *, full: bool = False) -> None:
+        self.full = full
+        self.asked: list[Any] = []
+
+    async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Any:
+        self.asked.append(params)
+        if isinstance(params, Summarise):
+            if params.answer is not None:
+                raise QueryTimeoutError(f"the root did not answer {service!r} within {seconds:g} s")
+            return SummaryStep(SummaryRequest("Be brief.", "What was it?"))
+        if isinstance(params, Reserve):
+            return Reserved("1", params.most)
+        if isinstance(params, Settle):
+            return Settled()
+        if self.full:
+            raise StoreError("cannot write: disk full")
+        return Empty()
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_an_answer_that_is_paid_counts_though_the_root_does_not_say_what_came_of_it(full: bool) -> None:
+    """It is on record by itself; where it cannot be, the next turn takes it over. What was put aside is free again."""
+    root = Root(full=full)
+    purse = Purse(ToolContext(Path("/"), call_root=root))
+    purse.budgeted = frozenset({"usd"})
+    made = Summariser(BackendSpec("anthropic", "m"), lambda _: Paid([price(0.5)]), root, purse, tools=(), seconds=60.0)
+    with pytest.raises(QueryTimeoutError):
+        await made.stub(SummaryOrder("h", beside=False), ())
+    await purse.settled()
+    [spent] = [each.usage for each in root.asked if isinstance(each, Spent)]
+    [settled] = [each.amounts for each in root.asked if isinstance(each, Settle)]
+    assert spent.cost_usd == settled.usd == 0.5
+    assert purse.lost() == (spent if full else Usage())

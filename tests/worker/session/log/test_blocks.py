@@ -1,0 +1,143 @@
+"""Many lines checked at once: what comes of a file is what comes of it line by line, whatever happened to it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from msgspec.structs import replace
+
+from agent_history import EAGER, Life, steps
+from damaged_lines import spoilt
+from orch_protocol.core.errors import ForeignFileError
+from orch_worker.session.log import blocks
+from orch_worker.session.log.append_log import Loaded, load, objects
+from orch_worker.session.log.record_format import seal, unseal
+from orch_worker.session.log.verified_prefix import Stretch
+from orch_worker.session.session import LeftEntry, Session, UnknownEntry
+from orch_worker.session.transcript import _HEADER, Transcript, _decode, read_session
+
+FILES = 360
+APPENDS = (1, 1, 1, 2, 5)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A session with archives, branches and appends of several lines."""
+    folder = tmp_path_factory.mktemp("life") / "agent"
+    life = Life(folder, EAGER)
+    for turn in range(5):
+        life.turn(*steps(2, f"t{turn}", 30))
+        life.archive()
+        if turn == 2:
+            life.go(None)
+    life.close()
+    return (folder / "session.jsonl").read_bytes()
+
+
+def mutated(data: bytes, number: int) -> bytes:
+    """Return `data` with something done to it: to its lines, or to bytes of it, those that seal a line above all."""
+    luck = random.Random(number)
+    if number % 3 == 0:
+        return spoilt(data, number)
+    changed = bytearray(data)
+    ends = [place for place, byte in enumerate(data) if byte == 10]
+    for _ in range(luck.choice((1, 1, 3))):
+        at = luck.choice(ends) - luck.randrange(30) if number % 3 == 1 else luck.randrange(len(changed))
+        changed[max(0, at)] ^= 1 << luck.randrange(8)
+    return bytes(changed[: luck.randrange(len(changed))] if luck.random() < 0.3 else changed)
+
+
+def both(path: Path) -> tuple[list[bytes], Loaded, list[bytes], Loaded, int]:
+    """Return the objects of a file and what else is said of it: line by line, and in blocks; and how many blocks."""
+    plain: list[bytes] = []
+    slow = load(path, header=_HEADER, take=plain.append)
+    taken: list[bytes] = []
+    many: list[int] = []
+
+    def take_lines(lines: bytes, where: Stretch) -> None:
+        assert where.read(path) == lines
+        many.append(len(lines))
+        taken.extend(sealed.object for line in lines.split(b"\n") if (sealed := unseal(line)))
+
+    fast = load(path, header=_HEADER, take=taken.append, take_lines=take_lines)
+    assert fast.sum in (None, crc32(path.read_bytes()[: fast.end]))
+    return plain, slow, taken, replace(fast, sum=None), len(many)
+
+
+@pytest.mark.parametrize("size", [64, 1000, blocks.SIZE])
+def test_blocks_and_lines_say_the_same_of_every_file(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The same objects, damage, torn end, numbers and checksums; and of a sound file nothing is looked at alone."""
+    monkeypatch.setattr(blocks, "SIZE", size)
+    path = tmp_path / "session.jsonl"
+    used = 0
+    for number in range(FILES // 3):
+        path.write_bytes(mutated(data, number) if number else data)
+        try:
+            plain, slow, taken, fast, many = both(path)
+        except ForeignFileError:
+            continue
+        assert (taken, fast) == (plain, slow), number
+        given = [unsealed.object if (unsealed := unseal(each)) else each for each in objects(path, header=_HEADER)]
+        assert given == [*filter(None, [slow.header]), *plain]
+        used += many > 0
+        assert number or (not slow.damage and many >= len(data) // (2 * size + 3000))
+    assert used > (FILES // 6 if size < 2000 else 0)
+
+
+def test_appends_of_any_length_are_taken_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block ends where an append does; the beginning of one that is not all there is torn."""
+    monkeypatch.setattr(blocks, "SIZE", 100)
+    luck = random.Random(3)
+    lines, seq, checksum = seal([_HEADER], 0, 0)
+    whole = [len(lines)]
+    for number in range(60):
+        objects = [b'{"type":"x","id":"%d-%d"}' % (number, each) for each in range(luck.choice(APPENDS))]
+        more, seq, checksum = seal(objects, seq, checksum)
+        lines += more
+        whole.append(len(lines))
+    path = tmp_path / "session.jsonl"
+    for cut in range(0, len(lines) + 1, 37):
+        path.write_bytes(lines[:cut])
+        if not cut:
+            continue
+        plain, slow, taken, fast, _ = both(path)
+        assert (taken, fast) == (plain, slow)
+        assert fast.end == max((end for end in whole if end <= cut), default=0)
+
+
+def test_entries_of_a_kind_that_is_not_known_stand_among_the_others(data: bytes, tmp_path: Path) -> None:
+    """One of them, in the middle of a block, keeps its place; what is beside it is read."""
+    objects = [sealed.object for line in data.split(b"\n") if (sealed := unseal(line))]
+    at = len(objects) // 2
+    objects[at] = objects[at].replace(b'{"type":"', b'{"type":"new_', 1)
+    (tmp_path / "session.jsonl").write_bytes(seal(objects, 0, 0)[0])
+    session = read_session(tmp_path)
+    assert [entry.id for entry in session.entries] == [json.loads(each)["id"] for each in objects[1:]]
+    assert isinstance(session.entries[at - 1], (UnknownEntry, LeftEntry))
+    transcript = Transcript.open(tmp_path, agent="agent", cwd="/")
+    assert transcript.session.leaf == session.leaf
+    transcript.close()
+
+
+def test_entries_taken_in_at_once_make_the_session_that_they_make_one_by_one(data: bytes) -> None:
+    """Also when ids come twice, parents are missing, or it goes back somewhere."""
+    for number in range(40):
+        lines = [sealed.object for line in spoilt(data, number * 2 + 1).split(b"\n") if (sealed := unseal(line))]
+        entries = [entry for line in lines if (entry := _decode(line)) is not None]
+        one, other = Session(), Session()
+        for entry in entries:
+            one.apply(entry)
+        other.extend(entries)
+        if one.hollow:
+            one, other = one.refolded(entries), other.refolded(entries)
+        told = [name for name in vars(one) if not name.startswith("_")]
+        for name in {*told, "_turn", "_used_before", "messages", "entries", "responses", "places"} - {"lineage"}:
+            assert getattr(other, name) == getattr(one, name), (number, name)
+        assert vars(other.lineage) == vars(one.lineage)
+        assert other.view.items == one.view.items

@@ -1,0 +1,334 @@
+"""Writing and replacing: whole or not at all, and only below the agent's folder."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_protocol.core.messages import ToolUse
+from orch_worker.tools.api.base import Tool, ToolContext, ToolError, ToolOutput
+from orch_worker.tools.dispatch.toolbox import Toolbox
+from orch_worker.tools.files import write
+from orch_worker.tools.files.edit import replace_in_file, write_file
+from swapped_folder import swapped
+
+
+async def run(tool: Tool, cwd: Path, **input: Any) -> ToolOutput:
+    """Run one call of `tool` in the folder `cwd`."""
+    return await tool.run(ToolContext(cwd), input)
+
+
+def files(folder: Path) -> list[str]:
+    """Return the names in `folder`."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+class TestWriteFile:
+    """write_file."""
+
+    async def test_new_file(self, tmp_path: Path) -> None:
+        """A file is made, with its folders, and reported as changed."""
+        output = await run(write_file, tmp_path, path="a/b/c.txt", content="héllo\n")
+        assert (tmp_path / "a/b/c.txt").read_bytes() == "héllo\n".encode()
+        assert output == ToolOutput("Wrote 7 bytes to 'a/b/c.txt'.", files_changed=("a/b/c.txt",))
+
+    async def test_mode_follows_the_umask_or_the_file(self, tmp_path: Path) -> None:
+        """A new file has the mode any program would give it; an old one keeps its own."""
+        old = tmp_path / "run.sh"
+        old.write_text("x")
+        old.chmod(0o750)
+        plain = tmp_path / "plain"
+        plain.write_text("x")
+        await run(write_file, tmp_path, path="run.sh", content="y")
+        await run(write_file, tmp_path, path="new", content="y")
+        assert old.stat().st_mode & 0o777 == 0o750
+        assert (tmp_path / "new").stat().st_mode == plain.stat().st_mode
+
+    async def test_append(self, tmp_path: Path) -> None:
+        """Appending keeps what is there; to nothing, it is a new file."""
+        assert (await run(write_file, tmp_path, path="a", content="1\n", append=True)).text.startswith("Wrote 2")
+        assert (await run(write_file, tmp_path, path="a", content="2\n", append=True)).text.startswith("Added 2")
+        assert (tmp_path / "a").read_text() == "1\n2\n"
+
+    async def test_readers_see_all_or_nothing(self, tmp_path: Path) -> None:
+        """Whoever has the old file open keeps the old file: it is replaced, not overwritten."""
+        file = tmp_path / "a"
+        file.write_text("old")
+        with file.open() as opened:
+            await run(write_file, tmp_path, path="a", content="new")
+            assert opened.read() == "old"
+        assert files(tmp_path) == ["a"]
+
+    async def test_failure_leaves_everything_as_it_was(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """When the disk is full, the old file is whole, nothing is beside it, and the error says so."""
+        (tmp_path / "a").write_text("old")
+
+        def fail(_: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(ToolError, match="'a' cannot be written: disk full"):
+            await run(write_file, tmp_path, path="a", content="new")
+        assert (files(tmp_path), (tmp_path / "a").read_text()) == (["a"], "old")
+
+    async def test_lone_surrogates(self, tmp_path: Path) -> None:
+        """Text that no encoding carries is made one that every encoding does."""
+        await run(write_file, tmp_path, path="a", content="x\udc80")
+        assert (tmp_path / "a").read_text() == "x\N{REPLACEMENT CHARACTER}"
+
+    @pytest.mark.parametrize(
+        ("path", "message"),
+        [
+            ("../out", "outside the working folder"),
+            ("/etc/orch-was-here", "outside the working folder"),
+            ("up/out", "outside the working folder"),
+            ("to_file", "outside the working folder"),
+            ("deep/../../out", "outside the working folder"),
+            ("a\0b", "is not a path"),
+            (".", "the working folder itself"),
+            ("", "the working folder itself"),
+            ("folder", "is a folder"),
+            ("fifo", "not a regular file"),
+            ("socket", "not a regular file"),
+            ("readonly", "is read-only"),
+            ("file/below", "cannot be written: Not a directory"),
+            ("x" * 300, "cannot be written: File name too long"),
+            ("y/" * 5_000, "not a path|too long"),
+        ],
+    )
+    async def test_where_nothing_is_written(self, tmp_path: Path, path: str, message: str) -> None:
+        """Escapes, and what is no plain file, are refused; nothing changes inside or outside."""
+        outside, cwd = tmp_path / "outside", tmp_path / "cwd"
+        outside.mkdir()
+        cwd.mkdir()
+        (outside / "secret").write_text("s")
+        (cwd / "up").symlink_to(outside)
+        (cwd / "to_file").symlink_to(outside / "secret")
+        (cwd / "folder").mkdir()
+        (cwd / "file").write_text("f")
+        (cwd / "readonly").write_text("r")
+        (cwd / "readonly").chmod(0o444)
+        os.mkfifo(cwd / "fifo")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(cwd / "socket"))
+            before = files(cwd)
+            with pytest.raises(ToolError, match=message):
+                await run(write_file, cwd, path=path, content="gone")
+        assert (files(cwd), files(outside), files(tmp_path)) == (before, ["secret"], ["cwd", "outside"])
+        assert (outside / "secret").read_text() == "s"
+        assert (cwd / "readonly").read_text() == "r"
+
+    async def test_link_inside_is_followed(self, tmp_path: Path) -> None:
+        """A link to a file below the folder stays a link, and the file it leads to is written."""
+        (tmp_path / "real").write_text("old")
+        (tmp_path / "link").symlink_to("real")
+        output = await run(write_file, tmp_path, path="link", content="new")
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "real").read_text() == "new"
+        assert output.files_changed == ("real",)
+
+    async def test_hard_link_is_let_go(self, tmp_path: Path) -> None:
+        """A file that has another name outside gets a new body; the other name keeps the old."""
+        cwd = tmp_path / "cwd"
+        cwd.mkdir()
+        (tmp_path / "secret").write_text("s")
+        os.link(tmp_path / "secret", cwd / "a")
+        await run(write_file, cwd, path="a", content="new")
+        assert ((tmp_path / "secret").read_text(), (cwd / "a").read_text()) == ("s", "new")
+
+    async def test_link_put_in_the_way_meanwhile(self, tmp_path: Path) -> None:
+        """While another swaps a folder for a link that leads out, no write ever lands outside."""
+        outside, refused = tmp_path / "outside", 0
+        with swapped(tmp_path / "cwd", outside):
+            for number in range(500):
+                try:
+                    write_file(ToolContext(tmp_path / "cwd"), f"sub/f{number}", "x")
+                except ToolError:
+                    refused += 1
+        assert files(outside) == []
+        assert refused < 500
+
+
+class TestReplaceInFile:
+    """replace_in_file."""
+
+    async def test_replaces_once(self, tmp_path: Path) -> None:
+        """A text that occurs once is replaced, and its line is told."""
+        file = tmp_path / "a.py"
+        file.write_text("x = 1\ny = 2\n")
+        output = await run(replace_in_file, tmp_path, path="a.py", old_text="y = 2", new_text="y = 3")
+        assert file.read_text() == "x = 1\ny = 3\n"
+        assert output == ToolOutput("Replaced in 'a.py' at line 2.", files_changed=("a.py",))
+
+    async def test_expected_count_replaces_exactly_that_many(self, tmp_path: Path) -> None:
+        """So many occurrences as expected are all replaced."""
+        file = tmp_path / "a"
+        file.write_text("a b a\nb a\n")
+        output = await run(replace_in_file, tmp_path, path="a", old_text="a", new_text="cc", expected_count=3)
+        assert file.read_text() == "cc b cc\nb cc\n"
+        assert output.text == "Replaced in 'a' at lines 1, 1, 2."
+
+    @pytest.mark.parametrize(
+        ("old", "count", "message"),
+        [
+            ("a", 1, r"occurs 3 times in 'a', at lines 1, 1, 2, and 1 was expected: nothing was changed"),
+            ("a", 2, r"occurs 3 times"),
+            ("a", 4, r"occurs 3 times"),
+            ("b", 2, r"occurs 2 times|once"),
+            ("zebra", 1, r"does not occur in 'a': nothing was changed\. Read the file again"),
+            ("b  a", 1, r"does not occur.* Line 2 differs in white space only"),
+        ],
+    )
+    async def test_any_other_count_changes_nothing(self, tmp_path: Path, old: str, count: int, message: str) -> None:
+        """A text that occurs more or less often than expected is an error that says where it is."""
+        file = tmp_path / "a"
+        file.write_text("a b a\nb a\n")
+        if (old, count) == ("b", 2):
+            count = 3
+        with pytest.raises(ToolError, match=message):
+            await run(replace_in_file, tmp_path, path="a", old_text=old, new_text="x", expected_count=count)
+        assert file.read_text() == "a b a\nb a\n"
+
+    async def test_many_places_are_not_all_named(self, tmp_path: Path) -> None:
+        """An error stays short, however often the text occurs."""
+        (tmp_path / "a").write_text("x\n" * 1000)
+        with pytest.raises(ToolError, match=r"1,000 times in 'a', at lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 990 more"):
+            await run(replace_in_file, tmp_path, path="a", old_text="x", new_text="y")
+
+    async def test_windows_line_ends(self, tmp_path: Path) -> None:
+        """A text of several lines is found in a file whose lines end in two characters, which stay."""
+        file = tmp_path / "a"
+        file.write_bytes(b"one\r\ntwo\r\nthree\r\n")
+        await run(replace_in_file, tmp_path, path="a", old_text="one\ntwo\n", new_text="1\n2\n")
+        assert file.read_bytes() == b"1\r\n2\r\nthree\r\n"
+
+    async def test_mode_and_bytes_stay(self, tmp_path: Path) -> None:
+        """The mode, a byte order mark and a missing last newline stay as they are."""
+        file = tmp_path / "a"
+        file.write_bytes(b"\xef\xbb\xbfx = 1")
+        file.chmod(0o755)
+        await run(replace_in_file, tmp_path, path="a", old_text="x = 1", new_text="x = 2")
+        assert file.read_bytes() == b"\xef\xbb\xbfx = 2"
+        assert file.stat().st_mode & 0o777 == 0o755
+
+    @pytest.mark.parametrize(
+        ("content", "input", "message"),
+        [
+            (None, {}, "There is no 'a'"),
+            (b"\xff\xfe", {}, r"not UTF-8 text \(byte 0\): not changed"),
+            (b"x", {"new_text": "x"}, "the same: nothing to change"),
+            (b"x", {"old_text": ""}, "old_text"),
+            (b"x", {"expected_count": 0}, "expected_count"),
+            (b"x", {"path": "../a"}, "outside the working folder"),
+        ],
+    )
+    async def test_what_is_refused(
+        self, tmp_path: Path, content: bytes | None, input: dict[str, Any], message: str
+    ) -> None:
+        """What cannot be replaced is an error, and the file stays as it is."""
+        if content is not None:
+            (tmp_path / "a").write_bytes(content)
+        with pytest.raises(ToolError, match=message):
+            await run(replace_in_file, tmp_path, **({"path": "a", "old_text": "x", "new_text": "y"} | input))
+        assert content is None or (tmp_path / "a").read_bytes() == content
+
+    async def test_file_too_large(self, tmp_path: Path) -> None:
+        """A file of a size that nobody edits by hand is refused."""
+        (tmp_path / "a").touch()
+        os.truncate(tmp_path / "a", 20_000_001)
+        with pytest.raises(ToolError, match="over 20 MB"):
+            await run(replace_in_file, tmp_path, path="a", old_text="x", new_text="y")
+
+    async def test_parallel_edits_of_one_file(self, tmp_path: Path) -> None:
+        """Twenty edits of one step on one file all arrive, though each replaces the file."""
+        (tmp_path / "a").write_text("".join(f"<{number}>\n" for number in range(20)))
+        box = Toolbox([replace_in_file], ToolContext(tmp_path))
+        calls = [
+            ToolUse(str(number), "replace_in_file", {"path": "a", "old_text": f"<{number}>", "new_text": f"{number}!"})
+            for number in range(20)
+        ]
+        outcomes = await asyncio.gather(*map(box.dispatch, calls))
+        assert {outcome.files_changed for outcome in outcomes} == {("a",)}
+        assert (tmp_path / "a").read_text() == "".join(f"{number}!\n" for number in range(20))
+
+    async def test_edits_of_several_agents_all_arrive(self, tmp_path: Path) -> None:
+        """Each has read the file by itself, and none writes what it read over what another one has written since."""
+        (tmp_path / "a").write_text("".join(f"<{number}>\n" for number in range(40)))
+        boxes = [Toolbox([replace_in_file], ToolContext(tmp_path)) for _ in range(4)]
+        calls = [
+            ToolUse(str(number), "replace_in_file", {"path": "a", "old_text": f"<{number}>", "new_text": f"{number}!"})
+            for number in range(40)
+        ]
+        outcomes = await asyncio.gather(*(boxes[int(call.id) % 4].dispatch(call) for call in calls))
+        assert {outcome.result.is_error for outcome in outcomes} == {False}
+        assert (tmp_path / "a").read_text() == "".join(f"{number}!\n" for number in range(40))
+
+
+class Holder:
+    """Another process, as it were, that has the folder of files locked until somebody has waited `pauses` times."""
+
+    def __init__(self, folder: Path, pauses: int) -> None:
+        self.folder = folder
+        self.left = pauses
+        self.waited = 0.0
+        self.descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+
+    def sleep(self, seconds: float) -> None:
+        """Change the file and let go, after so many pauses."""
+        self.waited += seconds
+        self.left -= 1
+        if not self.left:
+            (self.folder / "a").write_text("one TWO")
+            self.close()
+
+    def close(self) -> None:
+        """Let go."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+
+class TestOthers:
+    """Files that agents in other processes change at the same time."""
+
+    @pytest.mark.parametrize("input", [{"old_text": "one", "new_text": "ONE"}, {"content": "!", "append": True}])
+    async def test_what_another_one_writes_meanwhile_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input: dict[str, Any]
+    ) -> None:
+        """It is waited for, and only then the file is read."""
+        (tmp_path / "a").write_text("one two")
+        monkeypatch.setattr(write, "sleep", Holder(tmp_path, 3).sleep)
+        await run(write_file if "append" in input else replace_in_file, tmp_path, path="a", **input)
+        assert (tmp_path / "a").read_text() == ("one TWO!" if "append" in input else "ONE TWO")
+
+    async def test_who_holds_a_folder_for_ever_is_not_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The call ends with an error that says so, and the file is what it was."""
+        (tmp_path / "a").write_text("one two")
+        holder = Holder(tmp_path, 10_000)
+        monkeypatch.setattr(write, "sleep", holder.sleep)
+        with pytest.raises(ToolError, match="somebody else holds its folder locked"):
+            await run(replace_in_file, tmp_path, path="a", old_text="one", new_text="ONE")
+        holder.close()
+        assert 10.0 <= holder.waited < 10.1
+        assert (tmp_path / "a").read_text() == "one two"
+
+    async def test_where_nothing_can_be_locked_files_are_written_all_the_same(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Some file systems that several machines share lock no folder."""
+
+        def refuse(_descriptor: int, _how: int) -> None:
+            raise OSError(9, "Bad file descriptor")
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        await run(write_file, tmp_path, path="a", content="x")
+        assert (tmp_path / "a").read_text() == "x"
