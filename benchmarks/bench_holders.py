@@ -223,7 +223,7 @@ async def many(folder: Path, count: int) -> list[Row]:
             order = ((long, took[0]), (fresh, took[1]))
             for reading, times in order[:: -1 if number % 2 else 1]:
                 times.append(1e3 * await turn(reading))
-        made = len(await root.archives(agent.id))
+        made = len(await root.archives.list(agent.id))
     grown = [after / before for before, after in zip(*watch.weights, strict=True)]
     return [
         harness.counted(
@@ -256,8 +256,8 @@ async def endless(folder: Path, count: int) -> list[Row]:
         before = row.context_tokens
         for number in range(count):
             await reading.turn(fact(number))
-        rows = await root.archives()
-        await root.search_archive("the index is made at the first search", limit=1)
+        rows = await root.archives.list()
+        await root.archives.search("the index is made at the first search", limit=1)
         asked = Worker(5).random.sample(range(count - 10), min(FACTS, count - 10))
         found = sum([await known(root, fact(number)) for number in asked])
         largest = max(requests(Path(row.folder) / "session.jsonl")) - before
@@ -283,10 +283,10 @@ def fact(number: int) -> str:
 
 async def known(root: Any, fact: str) -> bool:
     """Return whether the first hit for `fact` holds it, and leads to a message that does."""
-    hits = await root.search_archive(fact, limit=1)
+    hits = await root.archives.search(fact, limit=1)
     if not hits or not hits[0].exact:
         return False
-    return fact in str(await root.read_archive(hits[0].id, first=hits[0].entry, last=hits[0].entry))
+    return fact in str(await root.archives.read(hits[0].id, first=hits[0].entry, last=hits[0].entry))
 
 
 def requests(path: Path) -> Iterator[int]:

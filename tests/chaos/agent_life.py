@@ -235,7 +235,7 @@ async def live(home: Path, told: Path, first: int, *, again: bool) -> None:
         await client.query()
         await client.collect()
         if not again:
-            await insist(lambda: root.search_archive("port", ref=client.agent))
+            await insist(lambda: root.archives.search("port", ref=client.agent))
             await insist(lambda: root.kill(client.agent))
             await insist(lambda: root.resume(client.agent))
             await client.query()

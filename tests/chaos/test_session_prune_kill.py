@@ -39,7 +39,7 @@ def deleted_until(home: Path, step: int) -> bool:
             async with World(home, run="mine") as world:
                 for where, name in STEPS:
                     setattr(where, name, deadly(getattr(where, name)))
-                await world.prune_sessions(older=0)
+                await world.sessions.prune(older=0)
                 os._exit(0)
 
         asyncio.run(prune())

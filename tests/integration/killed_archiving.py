@@ -294,7 +294,7 @@ async def root(home: str, config: str) -> None:
             "look", tools=["read_file", "list_files"], backend=ScriptedBackend(SCRIPT, SUMMARIES), cwd=home, name="a"
         )
         await agent.query("which port?")
-        await o.search_archive("4711")
+        await o.archives.search("4711")
     print("lived", flush=True)
 
 

@@ -65,11 +65,11 @@ async def test_what_is_archived_is_read_back_exactly(world: Open, folder: Path) 
     """Every message of the turn, calls and results included, as it was."""
     o = await world(config=archiving())
     agent, reply = await asked(o, folder)
-    messages = await o.read_archive(reply.archived_to or "")
+    messages = await o.archives.read(reply.archived_to or "")
     assert [message.role for message in messages] == ["user", "assistant", "user", "assistant"]
     assert "Señor Žluťoučký" in str(messages[2])
-    assert await o.read_archive((reply.archived_to or "")[:6], first=4) == messages[3:]
-    (row,) = await o.archives()
+    assert await o.archives.read((reply.archived_to or "")[:6], first=4) == messages[3:]
+    (row,) = await o.archives.list()
     assert (row.id, row.owner, row.kind, row.task) == (reply.archived_to, agent.id, "turn", "what about the sky?")
     assert (row.messages, row.turns, row.calls) == (4, 1, 2)
 
@@ -79,10 +79,10 @@ async def test_every_detail_is_found(world: Open, folder: Path, query: str) -> N
     """Figures, paths, other languages, the middle of words: each with the entry it is in."""
     o = await world(config=archiving())
     _, reply = await asked(o, folder)
-    hits = await o.search_archive(query)
+    hits = await o.archives.search(query)
     assert hits[0].exact
     assert hits[0].id == reply.archived_to
-    (message,) = await o.read_archive(hits[0].id, first=hits[0].entry, last=hits[0].entry)
+    (message,) = await o.archives.read(hits[0].id, first=hits[0].entry, last=hits[0].entry)
     assert query in str(message)
 
 
@@ -121,7 +121,7 @@ async def test_a_summary_takes_the_receipts_place(world: Open, folder: Path) -> 
         f"[archived turn]\nsubagent_id: {reply.archived_to}\n\nOutcome: The port is known.\n- port 4711"
     )
     assert stub.endswith(ANSWER)
-    assert (await o.archives())[0].summarised
+    assert (await o.archives.list())[0].summarised
     assert (await agent.state()).usage.output_tokens > reply.usage.output_tokens
 
 
@@ -145,7 +145,7 @@ async def test_a_turn_at_its_limit_goes_on_from_its_archives(world: Open, folder
     reply = await agent.query("what about the sky?", on_event=events.append)
     assert (reply.text, reply.stop_reason, reply.steps, reply.tool_calls) == ("It is green.", "end_turn", 6, 5)
     assert [event.step for event in events if event.kind == "continued"] == [2, 4]
-    rows = await o.archives()
+    rows = await o.archives.list()
     assert [(row.kind, row.task, row.reason) for row in rows] == [
         ("turn", "what about the sky?", "it ended at max_turns")
     ] * 2
@@ -154,7 +154,7 @@ async def test_a_turn_at_its_limit_goes_on_from_its_archives(world: Open, folder
     assert [row.id in texts[place] for row, place in zip(rows, (1, 3), strict=True)] == [True, True]
     assert texts[2].endswith("]\n\nwhat about the sky?")
     assert "4711" not in texts[1] + texts[3]
-    assert [hit.id for hit in await o.search_archive("4711")][:2] in ([a.id for a in rows], [a.id for a in rows[::-1]])
+    assert [hit.id for hit in await o.archives.search("4711")][:2] in ([a.id for a in rows], [a.id for a in rows[::-1]])
     assert (await agent.query("thanks")).text == "thanks"
 
 
@@ -166,7 +166,7 @@ async def test_archiving_is_behind_the_reply(world: Open, folder: Path) -> None:
     assert (await agent.query("more?")).text == "second"
     await until(lambda: bool(o.supervisor.tree.nodes[agent.id].archives))
     (event,) = [each for each in await o.events(ref=agent.id) if each.kind == "archived"]
-    (row,) = await o.archives()
+    (row,) = await o.archives.list()
     assert (event.data["holders"], event.data["turns"]) == ([row.id], {row.id: reply.query_id})
     assert (await agent.query("and?")).text == "third"
     texts = said((await agent.show()).messages)
@@ -192,8 +192,8 @@ async def test_archives_survive_the_root(world: Open, folder: Path) -> None:
     agent, reply = await asked(o, folder, {"echo": True})
     await o.close()
     o = await world(config=archiving(), run="kept")
-    assert [row.id for row in await o.archives()] == [reply.archived_to]
-    assert (await o.search_archive("4711"))[0].id == reply.archived_to
+    assert [row.id for row in await o.archives.list()] == [reply.archived_to]
+    assert (await o.archives.search("4711"))[0].id == reply.archived_to
     assert "4711" in (await (await o.get(reply.archived_to or "")).query("which port?")).text
     again = await o.get(agent.id)
     assert (await again.query("and now?")).text == "and now?"
@@ -208,7 +208,7 @@ async def test_switched_off_nothing_new_is_archived(world: Open, folder: Path) -
     o = await world(config=Config(), run="kept")
     again = await o.get(agent.id)
     assert (await again.query("again")).archived_to is None
-    assert len(await o.archives()) == 1
+    assert len(await o.archives.list()) == 1
     assert "4711" in (await (await o.get(reply.archived_to or "")).query("which port?")).text
 
 
@@ -241,7 +241,7 @@ async def test_a_holder_outlives_its_agent(world: Open, folder: Path) -> None:
     agent, reply = await asked(o, folder)
     await agent.kill()
     assert "4711" in (await (await o.get(reply.archived_to or "")).query("which port?")).text
-    assert (await o.search_archive("4711"))[0].id == reply.archived_to
+    assert (await o.archives.search("4711"))[0].id == reply.archived_to
 
 
 async def test_few_holders_stay_warm(world: Open, folder: Path) -> None:
@@ -250,7 +250,7 @@ async def test_few_holders_stay_warm(world: Open, folder: Path) -> None:
     script = ScriptedBackend([LOOK, "one", LOOK, "two", LOOK, "three"])
     agent = await o.spawn("look", tools=["read_file", "list_files"], backend=script, cwd=folder)
     holders = [(await agent.query(f"turn {number}")).archived_to or "" for number in range(3)]
-    answers = await o.map(holders, "which port?")
+    answers = await o.ask_all(holders, "which port?")
     assert all(answer.reply is not None and "4711" in answer.reply.text for answer in answers)
     nodes = o.supervisor.tree.nodes
     await until(lambda: len(nodes.warm) == 1)
@@ -267,7 +267,7 @@ async def test_more_archives_than_agents_may_be_alive(world: Open, folder: Path)
     assert len(set(holders)) == 6
     assert None not in holders
     for number, holder in enumerate(holders):
-        messages = await o.read_archive(holder or "")
+        messages = await o.archives.read(holder or "")
         assert text_of(messages[-1]) == f"answer {number}"
 
 
@@ -275,7 +275,7 @@ async def test_two_agents_archive_at_once(world: Open, folder: Path) -> None:
     """Each its own."""
     o = await world(config=archiving())
     pairs = await asyncio.gather(*(asked(o, folder) for _ in range(4)))
-    rows = await o.archives()
+    rows = await o.archives.list()
     assert {(row.owner, row.id) for row in rows} == {(agent.id, reply.archived_to) for agent, reply in pairs}
 
 
@@ -288,8 +288,8 @@ async def test_an_agent_asks_no_other_agent_by_what_archival_grants(world: Open,
     ]
     spy = await o.spawn("spy", tools=[], backend=ScriptedBackend([{"tools": calls}, "done"]))
     await spy.query("go")
-    (archived,) = [row.id for row in await o.archives(spy.id)]
-    shown = str(await o.read_archive(archived, first=3, last=3))
+    (archived,) = [row.id for row in await o.archives.list(spy.id)]
+    shown = str(await o.archives.read(archived, first=3, last=3))
     assert shown.count("may only query agents below itself and its peers") == 2
 
 
@@ -327,7 +327,7 @@ async def test_an_archive_that_is_none_is_not_found(world: Open, folder: Path) -
     o = await world(config=archiving())
     await asked(o, folder)
     with pytest.raises(AgentNotFoundError, match="no archive 'ffffff'"):
-        await o.read_archive("ffffff")
+        await o.archives.read("ffffff")
     with pytest.raises(AgentNotFoundError):
         await o.get("ffffffffffff")
 
@@ -350,12 +350,12 @@ async def test_a_long_turn_lets_its_past_go(world: Open, folder: Path) -> None:
     script = ScriptedBackend([*[reading] * 12, "read it twelve times"])
     agent = await o.spawn("read", tools=["read_file"], backend=script, cwd=folder)
     assert (await agent.query("read it")).text == "read it twelve times"
-    rows = await o.archives()
+    rows = await o.archives.list()
     assert rows
     assert {row.kind for row in rows} == {"phase"}
     prompt = said((await agent.show()).messages)[0]
     assert prompt.count("[archived phase]") >= 1
-    messages = await o.read_archive(rows[0].id)
+    messages = await o.archives.read(rows[0].id)
     assert text_of(messages[0]).endswith("read it")
     assert "line 399" in str(messages[2])
 
@@ -371,22 +371,22 @@ async def test_many_records_become_an_era(world: Open, folder: Path) -> None:
     agent = await o.spawn("look", tools=["read_file", "list_files"], backend=ScriptedBackend(turns), cwd=folder)
     for number in range(16):
         await agent.query(f"how is valve {number}?")
-    rows = await o.archives()
+    rows = await o.archives.list()
     eras = [row for row in rows if row.kind == "era"]
     assert eras
     assert max(row.level for row in eras) >= 1
     assert len((await agent.show(100)).messages) < 16
     era = max(eras, key=lambda row: row.turns)
-    messages = await o.read_archive(era.id)
+    messages = await o.archives.read(era.id)
     assert len(messages) == era.messages == 4 * era.turns
     assert [text_of(message).partition("?")[0][-2:].strip() for message in messages[::4]] == [
         str(number) for number in range(era.turns)
     ]
-    assert await o.read_archive(era.id, first=6, last=9) == messages[5:9]
+    assert await o.archives.read(era.id, first=6, last=9) == messages[5:9]
     for number in range(16):
-        (hit, *_) = await o.search_archive(f"{number + 500} mbar")
+        (hit, *_) = await o.archives.search(f"{number + 500} mbar")
         assert hit.exact
-        (found,) = await o.read_archive(hit.id, first=hit.entry, last=hit.entry)
+        (found,) = await o.archives.read(hit.id, first=hit.entry, last=hit.entry)
         assert f"valve {number} is at" in text_of(found)
     answer = await (await o.get(era.id)).query("how is valve 1?")
     assert answer.stop_reason == "end_turn"

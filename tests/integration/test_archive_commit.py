@@ -77,16 +77,16 @@ async def survived(o: AsyncOrchestrator, agent: AsyncSubagent, answer: str = "se
     assert (await agent.query("and?")).text == answer
     remains = Remains(folder)
     remains.check()
-    archives = [row.id for row in await o.archives()]
+    archives = [row.id for row in await o.archives.list()]
     assert archives == list(remains.collapses)
     for holder in archives:
-        messages = await o.read_archive(holder)
+        messages = await o.archives.read(holder)
         assert [message.role for message in messages] == ["user", "assistant", "user", "assistant"]
         assert "4711" in str(messages[2])
         assert text_of(messages[3]) == "The port is 4711."
         assert "4711" in (await (await o.get(holder)).query("which port?")).text
     assert archives, "the next turn's end is the next occasion"
-    assert (await o.search_archive("port = 4711"))[0].exact
+    assert (await o.archives.search("port = 4711"))[0].exact
     return archives
 
 
@@ -104,7 +104,7 @@ async def reopened(home: Path, archives: list[str]) -> None:
         async with AsyncOrchestrator(home=home, env={}, run="r", config=CONFIG) as o:
             agent = await o.get("a")
             held.append((Path((await agent.state()).folder) / "session.jsonl").read_bytes())
-            assert [row.id for row in await o.archives()] == archives
+            assert [row.id for row in await o.archives.list()] == archives
     assert held[0] == held[1]
     async with AsyncOrchestrator(home=home, env={}, run="r", config=CONFIG) as o:
         assert (await (await o.get("a")).query("last?")).text == "third answer"

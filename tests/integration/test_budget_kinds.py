@@ -34,7 +34,7 @@ async def test_fifty_processes_race_for_a_cap_and_none_oversteps_it(home: Path) 
     async with AsyncOrchestrator(config=config, home=home) as o:
         agents = [await worker(o, CALL) for _ in range(50)]
         ends = await asyncio.gather(*(agent.query("go") for agent in agents), return_exceptions=True)
-        spent = (await o.budget()).spent
+        spent = (await o.budget.show()).spent
         rows = await o.agents()
     assert spent.model_calls == 120 == sum(row.usage.model_calls for row in rows)
     assert {end.stop_reason if isinstance(end, Reply) else type(end) for end in ends} <= {"budget", BudgetExceededError}
@@ -70,7 +70,7 @@ async def test_a_limit_of_all_is_raised_while_they_work(home: Path) -> None:
         assert "`orch budget --max-tool-calls N` sets another limit" in reply.text
         assert len(told) == 1
         assert "all agents together used 80 % of what may be used, 4 of 5 calls of tools" in told[0]
-        shown = await o.budget(budget=Budget(max_tool_calls=8))
+        shown = await o.budget.set(budget=Budget(max_tool_calls=8))
         assert (shown.budget.max_tool_calls, shown.configured.max_tool_calls, shown.spent.tool_calls) == (8, 5, 5)
         assert (await agent.query("go on")).tool_calls == 3
 
@@ -121,7 +121,7 @@ act, HANDLERS[verb] = HANDLERS[verb], deadly
 with Orchestrator(run="r", home=sys.argv[1]) as o:
     call = {"loop": [{"tool": "read_file", "input": {"path": "note"}}]}
     budget = Budget(max_tool_calls=4, max_model_calls=50)
-    o.budget(budget=Budget(max_processes=9))
+    o.budget.set(budget=Budget(max_processes=9))
     o.spawn("work", backend=ScriptedBackend([call]), tools=["read_file"], name="x", budget=budget).query("go")
 """
 
@@ -138,7 +138,7 @@ async def test_a_root_is_killed_in_the_middle_of_a_settle(home: Path, verb: str,
         agent = await o.get("x")
         spent = (await agent.state()).spent
         assert (spent.tool_calls, spent.model_calls) == (2, 3)
-        assert (await o.budget()).budget == Budget(max_processes=9)
+        assert (await o.budget.show()).budget == Budget(max_processes=9)
         assert (await agent.query("go on")).tool_calls == 2
         with pytest.raises(BudgetExceededError, match="used 9 of 9 processes"):
             await asyncio.gather(*(worker(o, "hi") for _ in range(8)))

@@ -34,14 +34,14 @@ async def test_an_agent_goes_on_with_a_summary_and_loses_nothing(world: Open, tm
     o = await world(config=compacting())
     script = ScriptedBackend(["nine", "ten"], ["Eight questions were answered."])
     agent = await o.spawn("count", tools=[], backend=script, cwd=tmp_path, history=HISTORY)
-    leaf = (await agent.tree()).leaf
+    leaf = (await agent.session.tree()).leaf
     assert (await agent.query("how many?")).text == "nine"
     shown = await agent.show()
     assert text_of(shown.messages[0]).startswith("[Summary of the conversation so far]\n\nEight questions")
     assert "answer 0" not in str(shown.messages)
     assert (await agent.state()).context_tokens < 400
-    assert [entry.type for entry in (await agent.tree()).entries].count("compaction") == 1
-    await agent.checkout(leaf)
+    assert [entry.type for entry in (await agent.session.tree()).entries].count("compaction") == 1
+    await agent.session.checkout(leaf)
     assert "answer 0" in str((await agent.show()).messages)
 
 

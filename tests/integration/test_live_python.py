@@ -214,7 +214,7 @@ async def test_a_fork_has_the_handles_of_its_conversation(tmp_path: Path) -> Non
     async with AsyncOrchestrator(home=tmp_path, env={}) as root:
         agent = await held(root, python("xs = list(range(5000))\nxs"), "one", python("sum(handles[1])"), "two")
         await agent.query("go")
-        copy = await agent.fork()
+        copy = await agent.session.fork()
         await agent.kill()
         await copy.query("go on")
         assert results((await copy.show(50)).messages)[-1][1].splitlines() == [

@@ -72,18 +72,18 @@ async def test_nothing_is_left_and_the_agent_goes_on(world: Open, home: Path, fo
     o = await world(config=archiving())
     agent, holder = await looked(o, folder, AGAIN, "Again.", {"echo": True})
     assert SECRET in (await (await o.get(holder)).query("which quaxifrage?")).text
-    await o.search_archive("quaxifrage")
+    await o.archives.search("quaxifrage")
     assert len(telling(home)) >= 3
     before = (await agent.show()).messages
-    rows = await o.archives()
-    pruned = await o.prune_archives(older=0)
+    rows = await o.archives.list()
+    pruned = await o.archives.prune(older=0)
     assert (pruned.archives, pruned.busy) == (tuple(rows), {})
     assert pruned.bytes > 300
     assert telling(home) == []
     assert (await agent.show()).messages == before
     assert (await agent.query("again?")).text == "Again."
-    [row] = await o.archives()
-    assert text_of((await o.read_archive(row.id))[-1]) == "Again."
+    [row] = await o.archives.list()
+    assert text_of((await o.archives.read(row.id))[-1]) == "Again."
     assert (await agent.query("echo?")).text == "echo?"
 
 
@@ -94,9 +94,9 @@ async def test_what_was_deleted_says_so(world: Open, folder: Path) -> None:
     _, other = await looked(o, folder)
     holder = await o.get(asked)
     await holder.query("which quaxifrage?")
-    await o.prune_archives(older="0s")
+    await o.archives.prune(older="0s")
     for id in (asked, other):
-        for ask in (o.read_archive(id), o.get(id)):
+        for ask in (o.archives.read(id), o.get(id)):
             with pytest.raises(ArchiveDeletedError, match=f"what archive {id} held was deleted on 20"):
                 await ask
     for again in (holder.query("and now?"), holder.state(), holder.show()):
@@ -104,11 +104,11 @@ async def test_what_was_deleted_says_so(world: Open, folder: Path) -> None:
             await again
     with pytest.raises(ArchiveDeletedError):
         holder.submit("and now?")
-    mapped = await o.map([asked, other], "which quaxifrage?")
+    mapped = await o.ask_all([asked, other], "which quaxifrage?")
     assert all("was deleted on" in (each.error or "") for each in mapped)
     with pytest.raises(ArchiveDeletedError):
         await o.resume(asked)
-    assert await o.search_archive("quaxifrage") == await o.search_archive("what is there?") == []
+    assert await o.archives.search("quaxifrage") == await o.archives.search("what is there?") == []
     [row] = [row for row in await o.agents(all=True) if row.kind == "holder"]
     assert (row.status, row.task[: len(MARK)]) == ("killed", MARK)
     assert "was deleted on" in (row.error or "")
@@ -120,7 +120,7 @@ async def test_an_agent_is_told_that_what_it_recalls_is_deleted(world: Open, fol
     agent, holder = await looked(o, folder, {"tool": "search_archive", "input": {"query": "quaxifrage"}}, "done")
     view = read_session(Path((await agent.state()).folder)).view
     assert [id for id, _ in view.holders()] == [holder]
-    await o.prune_archives(older=0)
+    await o.archives.prune(older=0)
     await agent.query("what did I see?")
     assert "Nothing in the archives resembles that." in str((await agent.show()).messages)
     view = read_session(Path((await agent.state()).folder)).view
@@ -133,10 +133,10 @@ async def test_a_dry_run_tells_and_deletes_nothing(world: Open, home: Path, fold
     _, holder = await looked(o, folder)
     await (await o.get(holder)).query("which quaxifrage?")
     before = telling(home)
-    planned = await o.prune_archives(older=0, dry_run=True)
+    planned = await o.archives.prune(older=0, dry_run=True)
     assert [row.id for row in planned.archives] == [holder]
     assert telling(home) == before
-    pruned = await o.prune_archives(older=0)
+    pruned = await o.archives.prune(older=0)
     assert (pruned.archives, pruned.bytes) == (planned.archives, planned.bytes)
 
 
@@ -144,21 +144,21 @@ async def test_what_is_younger_stays(world: Open, folder: Path) -> None:
     """It is searched, read and asked as before, though it stands elsewhere in the file now."""
     o = await world(config=archiving())
     agent, old = await looked(o, folder, LOOK, "I looked again.")
-    middle = (await o.archives())[0].created_at
+    middle = (await o.archives.list())[0].created_at
     await asyncio.sleep(0.01)
     young = (await agent.query("and again?")).archived_to or ""
     holder = await o.get(young)
     assert SECRET in (await holder.query("which quaxifrage?")).text
-    held = await o.read_archive(young)
+    held = await o.archives.read(young)
     age = o.supervisor.clock() - _epoch(middle) - 0.005
-    assert [row.id for row in (await o.prune_archives(older=age)).archives] == [old]
-    assert [row.id for row in await o.archives()] == [young]
-    assert await o.read_archive(young) == held
-    assert {hit.id for hit in await o.search_archive("quaxifrage")} == {young}
+    assert [row.id for row in (await o.archives.prune(older=age)).archives] == [old]
+    assert [row.id for row in await o.archives.list()] == [young]
+    assert await o.archives.read(young) == held
+    assert {hit.id for hit in await o.archives.search("quaxifrage")} == {young}
     assert SECRET in (await holder.query("which quaxifrage?")).text
     await holder.kill()
     assert SECRET in (await holder.query("which quaxifrage?")).text
-    assert (await o.prune_archives(older="1h")).archives == ()
+    assert (await o.archives.prune(older="1h")).archives == ()
 
 
 def _epoch(iso: str) -> float:
@@ -172,15 +172,15 @@ async def test_who_is_at_work_keeps_its_archives(world: Open, home: Path, folder
     _, gone = await looked(o, folder)
     answer = busy.submit("work on")
     await _until(lambda: o.supervisor.tree.nodes[busy.id].status == "busy")
-    pruned = await o.prune_archives(older=0)
+    pruned = await o.archives.prune(older=0)
     assert [row.id for row in pruned.archives] == [gone]
     assert pruned.busy == {
         busy.id: f"agent {busy.name!r} ({busy.id}) is at work: work on; wait for it, or cancel it, and try again"
     }
-    assert await o.read_archive(kept)
+    assert await o.archives.read(kept)
     await busy.cancel()
     await answer
-    assert [row.id for row in (await o.prune_archives(older=0)).archives] == [kept]
+    assert [row.id for row in (await o.archives.prune(older=0)).archives] == [kept]
     assert telling(home) == []
 
 
@@ -189,11 +189,11 @@ async def test_only_below_one_agent(world: Open, folder: Path) -> None:
     o = await world(config=archiving())
     one, gone = await looked(o, folder)
     _, kept = await looked(o, folder)
-    pruned = await o.prune_archives(older=0, ref=one.name)
+    pruned = await o.archives.prune(older=0, ref=one.name)
     assert [row.id for row in pruned.archives] == [gone]
-    assert [row.id for row in await o.archives()] == [kept]
+    assert [row.id for row in await o.archives.list()] == [kept]
     with pytest.raises(AgentNotFoundError):
-        await o.prune_archives(older=0, ref="nobody")
+        await o.archives.prune(older=0, ref="nobody")
 
 
 async def test_who_is_asked_meanwhile_answers_afterwards(
@@ -211,7 +211,7 @@ async def test_who_is_asked_meanwhile_answers_afterwards(
         return await delete(*arguments)
 
     monkeypatch.setattr(o.supervisor.archives, "delete", slowly)
-    pruning = asyncio.create_task(o.prune_archives(older=0))
+    pruning = asyncio.create_task(o.archives.prune(older=0))
     await begun.wait()
     assert (await agent.state()).status == "cold"
     answer = agent.submit("and now?")
@@ -221,25 +221,25 @@ async def test_who_is_asked_meanwhile_answers_afterwards(
     pruning.cancel()
     go_on.set()
     assert (await answer).text == "And now this."
-    assert await o.archives() == []
+    assert await o.archives.list() == []
 
 
 async def test_it_survives_the_root(world: Open, home: Path, folder: Path) -> None:
     """What was deleted is deleted for the next one, also for one that has not heard of it."""
     o = await world(config=archiving(), run="kept")
     _, holder = await looked(o, folder)
-    await o.prune_archives(older=0)
+    await o.archives.prune(older=0)
     told = journal(o)
     await o.close()
     for content in (told, told[: told.index(b'"pruned"') - 9]):
         put_back(home, content)
         o = await world(config=archiving(), run="kept")
-        assert await o.archives() == []
+        assert await o.archives.list() == []
         with pytest.raises(ArchiveDeletedError):
             await o.get(holder)
         await o.close()
     o = await world(config=archiving(), run="kept")
-    assert (await o.prune_archives(older=0)).archives == ()
+    assert (await o.archives.prune(older=0)).archives == ()
     assert b'"pruned"' in journal(o)
     assert telling(home) == []
 
@@ -248,12 +248,12 @@ async def test_a_root_that_died_before_it_told_its_holders(world: Open, home: Pa
     """A holder that was asked before finds what it holds where that stands now."""
     o = await world(config=archiving(), run="kept")
     agent, _ = await looked(o, folder, LOOK, "I looked again.")
-    middle = (await o.archives())[0].created_at
+    middle = (await o.archives.list())[0].created_at
     await asyncio.sleep(0.01)
     young = (await agent.query("and again?")).archived_to or ""
     await (await o.get(young)).query("which quaxifrage?")
     before = journal(o)
-    await o.prune_archives(older=o.supervisor.clock() - _epoch(middle) - 0.005)
+    await o.archives.prune(older=o.supervisor.clock() - _epoch(middle) - 0.005)
     await o.close()
     put_back(home, before)
     o = await world(config=archiving(), run="kept")
@@ -272,12 +272,12 @@ async def test_a_full_disk_deletes_nothing(
 
     monkeypatch.setattr(atomic_rewrite.os, "replace", full)
     with pytest.raises(StoreError, match="disk full: free some space"):
-        await o.prune_archives(older=0)
+        await o.archives.prune(older=0)
     monkeypatch.undo()
-    assert SECRET in str(await o.read_archive(holder))
+    assert SECRET in str(await o.archives.read(holder))
     assert (await agent.query("are you there?")).text == "fine"
     assert unfinished(home) == []
-    await o.prune_archives(older=0)
+    await o.archives.prune(older=0)
     assert telling(home) == []
 
 
@@ -287,8 +287,8 @@ async def test_an_age_that_is_none_is_refused(world: Open, folder: Path, older: 
     o = await world(config=archiving())
     _, holder = await looked(o, folder)
     with pytest.raises(ConfigError, match=r"is no age|Expected `float \| str`"):
-        await o.prune_archives(older=older)
-    assert await o.read_archive(holder)
+        await o.archives.prune(older=older)
+    assert await o.archives.read(holder)
 
 
 async def _until(condition: Any) -> None:

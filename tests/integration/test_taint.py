@@ -147,10 +147,10 @@ async def test_archives_bring_it_back(tmp_path: Path) -> None:
         assert (await asker.query("Ask")).tool_calls == 3
         marks = {each.bit: each.by for each in (await asker.show()).marks}
         assert marks["untrusted"] == f"agent {reader.id}: read_file inbox/mail.txt"
-        await reader.checkout(None)
+        await reader.session.checkout(None)
         assert (await reader.show()).marks == ()
         third = await reader.query("What was there?")
-        assert texts(await o.read_archive(third.archived_to or ""))[0].startswith("[untrusted ")
+        assert texts(await o.archives.read(third.archived_to or ""))[0].startswith("[untrusted ")
         assert bits_in((await reader.show()).marks) == {"untrusted"}
 
 

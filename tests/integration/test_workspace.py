@@ -29,13 +29,13 @@ async def test_it_survives_kill_9_but_for_values(home: Path, tmp_path: Path) -> 
         told = (await agent.prompt_parts()).render("volatile")
         assert "- file:pump.py (36 B; read_file, turn 1): class Pump: ... defines Pump, flow" in told
         assert "- value:total (int; 28 B; run_python, turn 1; from value:sizes): 6" in told
-        await agent.pin("sizes")
+        await agent.workspace.pin("sizes")
         gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{o.supervisor.tree.nodes[agent.id].incarnation}")
         assert agent.pid is not None
         os.kill(agent.pid, signal.SIGKILL)
         await gone
         (tmp_path / "pump.py").write_text("class Pump: ...\n")
-        cold = {each.name: each.stale for each in (await agent.workspace()).artifacts}
+        cold = {each.name: each.stale for each in (await agent.workspace.show()).artifacts}
         await agent.query("And now?")
         told = (await agent.prompt_parts()).render("volatile")
     assert "read_file, turn 1) STALE: pump.py has changed since. Was: class Pump" in told

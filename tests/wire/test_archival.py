@@ -150,7 +150,7 @@ async def test_a_long_conversation_stays_valid(
     assert server.refused == []
     sent = of_agents(server.requests)
     gone = set().union(*(assert_goes_on(*pair) for pair in pairwise(sent)))
-    rows = await root.archives()
+    rows = await root.archives.list()
     assert {row.kind for row in rows} == {"turn", "phase", "era"}
     assert len(gone) > 10
     assert cut
@@ -340,7 +340,7 @@ async def test_a_summary_that_fails_leaves_the_receipt(
     for prompt in ("Thanks", "Bye"):
         assert (await agent.query(prompt, timeout=PATIENT)).text == "as ever"
     assert server.refused == []
-    (row,) = await root.archives()
+    (row,) = await root.archives.list()
     assert not row.summarised
     last = of_agents(server.requests)[-1]
     assert "Tools: read_file x2" in "".join(last.pieces)

@@ -33,7 +33,7 @@ def order(text: str, *parts: str) -> bool:
 
 async def messages(agent: AsyncSubagent) -> list[EntryRow]:
     """Return the messages on the path."""
-    return [row for row in (await agent.tree()).entries if row.type == "message" and row.on_path]
+    return [row for row in (await agent.session.tree()).entries if row.type == "message" and row.on_path]
 
 
 @each_model
@@ -51,7 +51,7 @@ async def test_the_next_request_is_the_path(
     await agent.query("What do they say?")
     await agent.query("Where to?")
     asked = next(row for row in await messages(agent) if row.head == "Where to?")
-    assert await agent.branch(asked.id) == "Where to?"
+    assert await agent.session.branch(asked.id) == "Where to?"
     assert (await agent.query("And now?")).text == "To the right."
     sent = conversation(server)
     assert order(sent, "What do they say?", "this is one", "this is two", "Both read.", "And now?")
@@ -60,7 +60,7 @@ async def test_the_next_request_is_the_path(
 
     # Between a call and its results: these are said to be lost, and nothing that no provider takes is sent.
     call_row = next(row for row in await messages(agent) if row.head.startswith("read_file"))
-    await agent.checkout(call_row.id, summary="Both files were read in vain.")
+    await agent.session.checkout(call_row.id, summary="Both files were read in vain.")
     pid = agent.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)  # right after it was acknowledged
@@ -72,15 +72,15 @@ async def test_the_next_request_is_the_path(
     assert "this is one" not in sent
     assert "cut short" not in sent
 
-    left = next(branch for branch in await agent.branches() if branch.head == "Where to?")
-    await agent.checkout(left.id)
-    await agent.inform("It is noon.")
+    left = next(branch for branch in await agent.session.branches() if branch.head == "Where to?")
+    await agent.session.checkout(left.id)
+    await agent.session.add_message("It is noon.")
     server.script += [say("Left again."), say("Anew.")]
     await agent.query("Go on.")
     sent = conversation(server)
     assert order(sent, "Both read.", "Where to?", "To the left.", "It is noon.", "Go on.")
     assert "Never mind." not in sent
-    await agent.checkout(None)
+    await agent.session.checkout(None)
     await agent.query("Begin anew.")
     sent = conversation(server)
     assert order(sent, "Task: Read the files", "Begin anew.")
@@ -102,14 +102,14 @@ async def test_a_model_writes_what_came_of_what_is_left(
     ]
     agent = await root.spawn("Find the way", cwd=folder, model=model)
     await agent.query("Where to?")
-    place = (await agent.tree()).leaf
+    place = (await agent.session.tree()).leaf
     await agent.query("And if that is blocked?")
-    await agent.checkout(place, summarise=True)
+    await agent.session.checkout(place, summarize=True)
     asked: dict[str, Any] = server.requests[-1].body
     assert order(conversation(server), "And if that is blocked?", "To the right.")
     assert "Where to?" not in conversation(server)
     assert not asked.get("tools")
     await agent.query("And now?")
     assert order(conversation(server), "Where to?", "To the left.", "Tried: right. Found: nothing.", "And now?")
-    await agent.checkout(place, summarise=True)
-    assert (await agent.tree()).entries[-1].head.startswith("Asked: ")
+    await agent.session.checkout(place, summarize=True)
+    assert (await agent.session.tree()).entries[-1].head.startswith("Asked: ")

@@ -60,7 +60,7 @@ async def test_one_more_question(server: ModelServer, tmp_path: Path, name: str,
     """Whatever the conversation was recorded with, each API takes it with one more question."""
     path = signed(server, dump_lines(tmp_path / "session.jsonl", SESSIONS[name]()))
     async with AsyncOrchestrator(model, home=tmp_path / "home", env=environment(server), **fake_world()) as root:
-        agent = await root.import_session(path, tools=[])
+        agent = await root.sessions.import_(path, tools=[])
         assert (await agent.query("And what now?")).text == "done"
         assert server.refused == []
         sent = json.dumps(server.requests[-1].body)
@@ -72,12 +72,12 @@ async def test_what_a_provider_signed_returns_to_it_alone(server: ModelServer, t
     """Thinking with its signature, and pictures, go to the provider they came from as they were."""
     path = signed(server, dump_lines(tmp_path / "session.jsonl", pi_tree()[:8]))
     async with AsyncOrchestrator(MODELS[0], home=tmp_path / "home", env=environment(server), **fake_world()) as root:
-        agent = await root.import_session(path, tools=[])
+        agent = await root.sessions.import_(path, tools=[])
         await agent.query("And what now?")
         sent = [block for message in server.requests[-1].body["messages"] for block in message["content"]]
         thinking = {"type": "thinking", "thinking": "Hm.", "signature": sign("Hm.")}
         assert [block for block in sent if "thinking" in block["type"]] == [thinking, HIDDEN]
         assert PICTURE in json.dumps(sent)
-        other = await root.import_session(path, tools=[], model=MODELS[1])
+        other = await root.sessions.import_(path, tools=[], model=MODELS[1])
         await other.query("And what now?")
         assert sign("Hm.") not in json.dumps(server.requests[-1].body)

@@ -125,13 +125,13 @@ async def test_what_was_chosen_before_takes_nothing_away(
         agent = await root.spawn("Look", tools=["read_file"], cwd=folder, name="a")
         await agent.set_model(MODELS[2])
         await agent.query("How is the weather?")
-        asked = (await agent.tree()).leaf
+        asked = (await agent.session.tree()).leaf
         await agent.set_thinking("low")
         await agent.set_model(MODELS[0])
         assert (await agent.query("Which code?")).local
         with pytest.raises(ConfigError, match="this conversation is for local models alone"):
             await agent.set_model(MODELS[2])
-        await agent.checkout(asked)
+        await agent.session.checkout(asked)
         assert (await agent.query("And now?")).text == "I know it."
     async with begin(run="r", **fake_world()) as root:
         agent = await root.get("a")
@@ -248,7 +248,7 @@ async def test_what_is_archived_stays_here(begin: Begin, far: ModelServer, here:
     async with begin(config=config, **fake_world()) as root:
         agent = await root.spawn("Look", tools=["read_file"], cwd=folder)
         reply = await agent.query("Which code?")
-        (archive,) = await root.archives()
+        (archive,) = await root.archives.list()
         holder = await root.get(archive.id)
         assert (await holder.query("Which code was it?")).text == f"It was {SECRET}."
         assert reply.local
@@ -265,7 +265,7 @@ async def test_holders_that_were_there_before_stay_here_too(
     async with begin(config=config, **fake_world()) as root:
         agent = await root.spawn("Look", tools=["read_file"], cwd=folder)
         await agent.query("Which weather?")
-        holder = await root.get((await root.archives())[0].id)
+        holder = await root.get((await root.archives.list())[0].id)
         assert (await holder.query("Which?")).local is False
         asked = len(far.requests)
         far.script.append(call(read("mine.txt")))
@@ -342,13 +342,13 @@ async def test_a_model_that_was_chosen_before_does_not_take_over_what_stays_here
         child = await root.spawn("Wait", tools=[], cwd=folder, name="old")
         agent = await root.spawn("Ask", tools=["read_file", *NEST], cwd=folder, peers=[child])
         assert (await child.query("Are you there?")).text == "ready"
-        before = (await child.tree()).leaf
+        before = (await child.session.tree()).leaf
         await child.set_model(MODELS[1])
-        chosen = (await child.tree()).leaf
+        chosen = (await child.session.tree()).leaf
         assert (await agent.query("Ask around")).text == "All think."
         with pytest.raises(OrchError, match="for local models alone"):
             await child.set_model(MODELS[1])
         for place in (before, chosen):
-            await child.checkout(place)
+            await child.session.checkout(place)
             assert (await child.query(f"What of {SECRET}?")).text == "here"
         assert [row.model for row in await root.agents()] == ["ollama:qwen3:8b"] * 2

@@ -34,7 +34,7 @@ def thinks(level: str) -> dict[str, Any]:
 async def changes(agent: AsyncSubagent) -> list[str]:
     """Return what is on record of models and thinking, on all branches."""
     kinds = ("model_change", "thinking_level_change")
-    return [row.head for row in (await agent.tree()).entries if row.type in kinds]
+    return [row.head for row in (await agent.session.tree()).entries if row.type in kinds]
 
 
 async def test_a_model_and_a_level_are_on_record_and_hold_for_the_next_request(
@@ -47,7 +47,7 @@ async def test_a_model_and_a_level_are_on_record_and_hold_for_the_next_request(
     agent = await root.spawn("Read", tools=["read_file"], cwd=folder, name="reader", thinking="xhigh")
     assert (await agent.query("Which?")).text == f"As {own}."
     assert asked(server) == {"model": own, **thinks("xhigh")}
-    first = (await agent.tree()).leaf
+    first = (await agent.session.tree()).leaf
     pid = agent.pid
 
     assert await agent.set_thinking("medium") == "medium"
@@ -69,16 +69,16 @@ async def test_a_model_and_a_level_are_on_record_and_hold_for_the_next_request(
     os.kill(pid or 0, signal.SIGKILL)
     await agent.query("Still?")
     assert asked(server) == {"model": "o3-mini", "reasoning_effort": "low"}
-    copy = await agent.fork(first)
-    assert (await agent.tree()).model == CHAT
+    copy = await agent.session.fork(first)
+    assert (await agent.session.tree()).model == CHAT
     assert await changes(agent) == ["medium", RESPONSES, "off", CHAT, "minimal"]
 
-    last = (await agent.tree()).leaf
-    await agent.checkout(first)
+    last = (await agent.session.tree()).leaf
+    await agent.session.checkout(first)
     assert (await agent.state()).model == MODEL
     await agent.query("Once more?")
     assert asked(server) == {"model": own, **thinks("xhigh")}
-    await agent.checkout(last)
+    await agent.session.checkout(last)
     await agent.query("And there?")
     assert asked(server) == {"model": "o3-mini", "reasoning_effort": "low"}
     await copy.query("And you?")
@@ -102,7 +102,7 @@ async def test_of_two_changes_at_once_none_is_lost(server: ModelServer, folder: 
     async with AsyncOrchestrator(MODEL, home=folder / "home", env=env, **fake_world()) as root:
         agent = await root.spawn("Read", tools=[], cwd=folder)
         await agent.query(ask)
-        first = (await agent.tree()).leaf
+        first = (await agent.session.tree()).leaf
         await asyncio.gather(agent.set_model(RESPONSES), agent.set_thinking("high"))
         backend = root.supervisor.tree.nodes[agent.id].spec.backend
         assert (backend.model, backend.thinking) == ("gpt-6-luna", "high")
@@ -112,9 +112,9 @@ async def test_of_two_changes_at_once_none_is_lost(server: ModelServer, folder: 
         await agent.query(ask)
         assert asked(server) == {"model": "o3-mini", "reasoning_effort": "low"}
         await agent.set_model(TOKENS)
-        await agent.checkout(first, summarise=True)
+        await agent.session.checkout(first, summarize=True)
         assert asked(server)["model"] == "claude-haiku-4-5"
         await agent.query(ask)
         await agent.set_model(RESPONSES)
-        await agent.compact()
+        await agent.session.compact()
         assert asked(server)["model"] == "gpt-6-luna"

@@ -60,7 +60,7 @@ async def test_narrowing_breaks_no_cache(server: ModelServer, tmp_path: Path) ->
             server.script += reading * 2
             agent = await root.spawn("x", model=model, tools=["read_file", "list_files"], cwd=tmp_path)
             assert (await agent.query("Go")).tool_calls == 1
-            await agent.narrow(["list_files"])
+            await agent.revoke_tools(keep=["list_files"])
             assert (await agent.query("Go")).tool_calls == 0
             ids[model], first[model] = agent.id, of_agents(server.requests[-4:])
     async with AsyncOrchestrator(MODEL, home=home, env=env, run="r") as root:

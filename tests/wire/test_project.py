@@ -145,7 +145,7 @@ async def test_it_stays_when_turns_are_archived(server: ModelServer, begin: Begi
         assert_goes_on(before, after)
     assert told(sent[-1]) == told(sent[0])
     assert "".join(told(sent[-1])).count("Rule upon rule.") == 900
-    [first, *_] = await root.read_archive(replies[0].archived_to)
+    [first, *_] = await root.archives.read(replies[0].archived_to)
     assert RULE not in str(first)
 
 

@@ -75,8 +75,8 @@ async def test_switched_off_nothing_is_kept_told_or_offered(server: ModelServer,
     ) as o:
         agent = await o.spawn("Look", tools=["read_file"], cwd=cwd)
         await agent.query("Read it.")
-        there = await agent.workspace()
-        types = {row.type for row in (await agent.tree()).entries}
+        there = await agent.workspace.show()
+        types = {row.type for row in (await agent.session.tree()).entries}
     assert (there.enabled, there.artifacts, there.digest) == (False, (), "")
     assert "custom" not in types
     sent = "".join(str(request.body) for request in server.requests)

@@ -1,4 +1,4 @@
-"""A handle on one agent, for asynchronous programs. It holds an id and nothing else: any number may exist."""
+"""AsyncSubagent: the handle of one agent. It holds only an id, so any number of handles may exist."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import msgspec
-
-from orch_protocol.agent.spec import QueueMode
 from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import BadReplyError, ConfigError, OrchError, QueryTimeoutError
 from orch_protocol.core.messages import Reply
 from orch_protocol.core.prompts import PromptShown, ShowPrompt
 from orch_protocol.core.values import Taken, TakeValue
-from orch_protocol.core.workspace import Arranged, ArrangeWorkspace, ShowWorkspace, WorkspaceShown
 from orch_protocol.resources.slash_commands import CommandCatalog, Execute, Executed, ShowCommands
 from orch_protocol.services.requests import (
     AgentRow,
@@ -28,31 +24,8 @@ from orch_protocol.services.requests import (
     Show,
     Shown,
 )
-from orch_protocol.services.steering_queue import AgentSteered, ClearQueue, Queued, QueueShown, SetQueue, SteerAgent
-from orch_protocol.session.tree import (
-    Branch,
-    Change,
-    Changed,
-    ChangeSession,
-    Choose,
-    Compacted,
-    CompactSession,
-    Forked,
-    ForkSession,
-    FsckSession,
-    Inform,
-    Keep,
-    Kept,
-    ListKept,
-    Move,
-    Relabel,
-    Rename,
-    SessionChecked,
-    SessionShown,
-    SetPlanning,
-    ShowSession,
-    Think,
-)
+from orch_protocol.services.steering_queue import AgentSteered, SteerAgent
+from orch_protocol.session.tree import Changed, ChangeSession, Choose, SetPlanning, Think
 from orch_protocol.wire.worker_messages import TurnEvent
 
 from ..policy.budget_rules import budget_change
@@ -60,7 +33,10 @@ from ..services import call, check_seconds
 from ..services.agents.query import answer, ask
 from ..supervisor.watchers import watching
 from . import structured_output
+from .agent_session import AsyncAgentSession
 from .arguments import names_of
+from .resources.agent_queue import AsyncAgentQueue
+from .resources.agent_workspace import AsyncAgentWorkspace
 
 if TYPE_CHECKING:
     from ..tree.agents.state import Node
@@ -74,7 +50,11 @@ OnEvent = Callable[[TurnEvent], None]
 
 
 class AsyncSubagent:
-    """One agent. Every method may raise AgentError; see `orch_protocol.core.errors`."""
+    """One agent. Every method may raise AgentError; see `orch_protocol.core.errors`.
+
+    `session`, `queue` and `workspace` group what concerns the agent's session file, the messages it has not received
+    yet, and the objects it has at hand.
+    """
 
     def __init__(self, orchestrator: AsyncOrchestrator, id: str) -> None:
         self._orchestrator = orchestrator
@@ -101,6 +81,21 @@ class AsyncSubagent:
         """The process id of its worker, None while it has none."""
         return self._node.pid
 
+    @property
+    def session(self) -> AsyncAgentSession:
+        """Its session: entries, branches, forks, labels, metadata, compaction."""
+        return AsyncAgentSession(self)
+
+    @property
+    def queue(self) -> AsyncAgentQueue:
+        """The steering messages and follow-ups that it has not received yet."""
+        return AsyncAgentQueue(self._call, self.id)
+
+    @property
+    def workspace(self) -> AsyncAgentWorkspace:
+        """The files, values and results that it has at hand."""
+        return AsyncAgentWorkspace(self._call, self.id)
+
     @overload
     async def query(
         self, prompt: str, *, timeout: float | None = None, returns: type[T], on_event: OnEvent | None = None
@@ -122,13 +117,17 @@ class AsyncSubagent:
         return_name: str | None = None,
         on_event: OnEvent | None = None,
     ) -> Reply | Returned | T:
-        """Ask and wait for the reply, at most `timeout` seconds; then QueryTimeoutError, and the agent works on.
+        """Send a prompt and wait for the reply.
 
-        With `returns` (a msgspec Struct, or any type that JSON can be) the result is a value of it: the model is told
-        its schema, and once what was wrong with its answer; then BadReplyError. With `return_name` the result has, in
-        its `value`, what the agent's `run_python` has bound to that name by then, or holds under that handle; or
-        NoValueError, and the reply can be collected `again`. `on_event` is called with each TurnEvent, on the event
-        loop; what it raises is told there (`loop.set_exception_handler`) and stops nothing.
+        After `timeout` seconds it raises QueryTimeoutError; the turn continues, and the reply can be collected.
+
+        With `returns` (a msgspec Struct, or any other type that JSON can represent) the result is a value of that type:
+        the model gets its JSON schema, and one chance to correct an invalid reply; then BadReplyError.
+        With `return_name` the result is a `Returned` whose `value` is what the agent's `run_python` bound to that name,
+        or what is stored under that handle. Raises NoValueError when there is none; the reply can then be collected
+        with `again=True`.
+        `on_event` is called with each TurnEvent on the event loop's thread. Exceptions it raises go to the event loop's
+        exception handler and do not stop the query.
         """
         if return_name is not None:
             if returns is not None:
@@ -169,9 +168,9 @@ class AsyncSubagent:
         return await asyncio.to_thread(loaded, taken, reply)
 
     async def value(self, name: str) -> Any:
-        """Return what the agent's `run_python` has bound to `name`, or holds under that handle, as it is now.
+        """Return what the agent's `run_python` has bound to `name`, or what is stored under that handle.
 
-        Plain data, text, bytes, arrays and data frames leave its process, never as pickles. Raises NoValueError.
+        Plain data, text, bytes, arrays and data frames are supported; values are never pickled. Raises NoValueError.
         """
         from .structured_output import value_of
 
@@ -179,19 +178,19 @@ class AsyncSubagent:
         return await asyncio.to_thread(value_of, taken)
 
     def submit(self, prompt: str) -> asyncio.Future[Reply]:
-        """Ask now and return a future of the reply. The answer can be collected as well, once."""
+        """Start a query and return a future of its reply. The reply can also be collected, once."""
         root = self._orchestrator.supervisor
         query_id = ask(root, self._node, None, QueryAgent(self.id, prompt))
         reply = asyncio.ensure_future(answer(root, self._node, query_id))
-        reply.add_done_callback(_retrieve)
+        reply.add_done_callback(_mark_retrieved)
         return reply
 
     async def collect(self, *, timeout: float | None = None, again: bool = False, query: str = "") -> Reply | None:
-        """Take the reply to the last query, once; None when it is not there within `timeout` seconds.
+        """Take the reply to the last query, once; None when it has not arrived within `timeout` seconds.
 
-        Answers to queries that were put without waiting (`orch query --no-wait`) come first, the oldest before others.
-        `query` is the id of the query whose answer is wanted instead. `again` returns an answer that was taken. Raises
-        NoResultError when no such answer is kept.
+        Replies to queries that were started without waiting (`orch query --no-wait`) come first, oldest first. `query`
+        selects a query by its id. `again` returns a reply that was already taken. Raises NoResultError when there is
+        no such reply.
         """
         try:
             reply: Reply = await self._call("collect", Collect(self.id, timeout, again, query))
@@ -200,253 +199,120 @@ class AsyncSubagent:
         return reply
 
     async def state(self) -> AgentRow:
-        """Return what the agent is and does just now."""
+        """Return the agent's current state: status, usage, task, model and more."""
         row: AgentRow = await self._call("state", Ref(self.id))
         return row
 
     async def show(self, messages: int = 20) -> Shown:
-        """Return the agent with the last `messages` messages of its transcript."""
+        """Return the agent's state with the last `messages` messages of its transcript."""
         shown: Shown = await self._call("show", Show(self.id, messages))
         return shown
 
     async def prompt_parts(self) -> PromptShown:
-        """Return what its next request would say besides the conversation, part by part; `render` makes texts of it."""
+        """Return the parts of the prompt of the agent's next request; `render` returns their text."""
         shown: PromptShown = await self._call("prompt", ShowPrompt(self.id))
         return shown
 
     async def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:
-        """Return once the agent's process has answered; AgentDiedError when it has none or keeps silent."""
+        """Return when the agent's process has answered. Raises AgentDiedError when it has none or does not answer."""
         check_seconds(timeout)
         if not isinstance(payload, bytes) or timeout is None:
             raise ConfigError(f"a ping takes bytes and a number of seconds, not {payload!r} and {timeout!r}")
         await self._orchestrator.supervisor.ping(self._node, payload, timeout)
 
     async def steer(self, text: str) -> str:
-        """Say `text` to the agent: it hears it before its next model request, or with its next query.
+        """Send a steering message: the agent receives it before its next model request, or with its next query.
 
-        Returns the id of what was said, which `queue` shows until it is heard.
+        Returns the message's id; `queue.list` shows it until it is delivered.
         """
         return await self._say(text)
 
     async def follow_up(self, text: str) -> str:
-        """Let the agent go on with `text` when it would stop; one that does not work is asked at once.
+        """Send a message that starts another turn after the current one; an idle agent starts at once.
 
-        Returns the id of what was said, or of the query that it became.
+        Returns the id of the message, or of the query that it became.
         """
         return await self._say(text, follow_up=True)
-
-    async def queue(self) -> list[Queued]:
-        """Return what was said to the agent and it has not heard yet, in order: steering, then follow-ups."""
-        shown: QueueShown = await self._call("queue", Ref(self.id))
-        return list(shown.waiting)
-
-    async def clear_queue(self, *ids: str) -> list[Queued]:
-        """Take back what the agent has not heard: what `ids` name, or all of it. Returns what that was.
-
-        What is not among it, the agent has heard meanwhile. Raises ConfigError for an id under which nothing waits.
-        """
-        cleared: QueueShown = await self._call("clear_queue", ClearQueue(self.id, ids or None))
-        return list(cleared.waiting)
-
-    async def set_queue(self, *, steering: QueueMode | None = None, follow_up: QueueMode | None = None) -> None:
-        """Let the agent hear one thing at a time, or all that wait, from now on; None leaves it as it is."""
-        await self._call("set_queue", SetQueue(self.id, steering, follow_up))
 
     async def _say(self, text: str, *, follow_up: bool = False) -> str:
         said: AgentSteered = await self._call("steer", SteerAgent(self.id, text, follow_up))
         return said.steer_id or said.query_id or ""
 
-    async def narrow(self, tools: Iterable[str]) -> None:
-        """Let the agent keep of its tools only these (names, and categories), and everybody below it no more than that.
+    async def revoke_tools(self, *, keep: Iterable[str]) -> None:
+        """Revoke all tools except `keep` (names and categories), for this agent and its descendants, permanently.
 
-        For good, and from when this returns: what runs then goes on. Raises ToolNotGrantedError for a tool that it may
-        not use: nothing is ever given.
+        Calls that are running finish. Raises ToolNotGrantedError when `keep` names a tool that the agent does not have.
         """
-        await self._call("narrow", NarrowAgent(self.id, names_of("tools", tools)))  # type: ignore[arg-type]
+        await self._call("narrow", NarrowAgent(self.id, names_of("keep", keep)))  # type: ignore[arg-type]
 
     async def set_planning(self, on: bool = True) -> None:
-        """Let the agent go on in plan mode: nothing is written or run before a plan of it is approved; or without.
+        """Switch plan mode on or off. In plan mode nothing is written or run before a plan is approved.
 
-        Its process ends, and with it what its Python has bound. Raises AgentBusyError while a turn runs, ConfigError
-        for one that is to leave plan mode before somebody above it does.
+        The agent's process is stopped, and its Python state is lost. Raises AgentBusyError while a turn runs,
+        ConfigError when an agent above it is still in plan mode.
         """
         await self._call("set_planning", SetPlanning(self.id, on))
 
     async def cancel(self, *, hard: bool = False) -> None:
-        """End the turn under way: its query is answered with stop reason `cancelled`. `hard` kills the process."""
+        """Cancel the current turn: its query returns with stop reason `cancelled`. `hard` kills the process."""
         await self._call("cancel", CancelTurn(self.id, hard))
 
     async def kill(self) -> None:
-        """End the agent and everything below it. Its transcript stays, and `resume` brings it back."""
+        """Kill the agent and its descendants. Transcripts are kept, and `resume` makes it answer again."""
         await self._call("kill", Kill((self.id,)))
 
     async def resume(self, *, max_cost: float | None = None, budget: Budget | None = None) -> None:
-        """Let the agent answer again after a kill. With `max_cost` it may spend so many USD in all, `math.inf` any; so
-        with each limit of `budget`."""
+        """Let a killed agent answer again, and change its limits.
+
+        `max_cost` is the total in USD that it may use; `math.inf` removes a limit. `budget` sets other limits.
+        """
         await self._call("resume", Resume(self.id, budget_change(max_cost, budget)))
 
     async def commands(self) -> CommandCatalog:
-        """Return the commands that can be executed in its session: built-in ones, templates, those of extensions."""
+        """Return the slash commands of the agent's session: built-in ones, prompt templates, those of extensions."""
         catalog: CommandCatalog = await self._call("commands", ShowCommands(self.id))
         return catalog
 
     async def execute(self, line: str) -> Executed:
-        """Execute a command of its session, such as `/status`, and return what came of it: text, data, and the effect
-        that is yours to bring about, if there is one. `!COMMAND` is one for the shell.
+        """Execute a slash command, such as "/status", or a shell command, "!COMMAND".
 
-        Raises ConfigError for what is no command or is written otherwise, and what the command raises.
+        Returns its text and data, and the effect that the caller has to carry out, if there is one. Raises ConfigError
+        for an unknown command or wrong arguments, and what the command raises.
         """
         executed: Executed = await self._call("execute", Execute(self.id, line))
         return executed
 
-    # Its session: a tree, of which the conversation is one path.
-
-    async def tree(self, most: int | None = None) -> SessionShown:
-        """Return the agent's session, entry by entry, or its last `most` entries; read from the file."""
-        shown: SessionShown = await self._call("session", ShowSession(self.id, most))
-        return shown
-
-    async def branches(self) -> list[Branch]:
-        """Return the ways that the conversation went, the current one among them."""
-        return list((await self.tree(0)).branches)
-
-    async def checkout(self, entry: str | None, *, summary: str | None = None, summarise: bool = False) -> None:
-        """Let the conversation go on behind `entry`, None: anew. What was said since stays, on its own branch.
-
-        An entry is an id, the beginning of one, or a label. With `summary` the model is told what came of what it
-        leaves; with `summarise` its model writes that, or without one it is what was asked and answered there. Raises
-        AgentBusyError while a turn runs, EntryNotFoundError.
-        """
-        await self._change(Move(entry, summary, summarise))
-
-    async def branch(self, entry: str, *, summary: str | None = None, summarise: bool = False) -> str | None:
-        """Go back as `checkout` does, but before `entry` when it is a question; then return what was asked."""
-        return (await self._change(Move(entry, summary, summarise), ask_anew=True)).text
-
-    async def label(self, entry: str, label: str | None) -> None:
-        """Give an entry a name, by which it can be found; None takes it away."""
-        await self._change(Relabel(entry, label))
-
-    async def title(self, title: str | None) -> None:
-        """Give the session a name."""
-        await self._change(Rename(title))
-
     async def set_model(self, model: str) -> str:
-        """Let another model go on with the conversation, with all that was said; return it as `provider:name`.
+        """Continue the conversation with another model; return it as `provider:name`.
 
-        `model` is that, or `local`. It is on record in the session, and so what answers after a restart; who goes back
-        before that place has the model that answered there. Raises AgentBusyError while a turn runs, ConfigError for a
-        model that is not known, has no key, or may not be asked by this agent.
+        `model` is `provider:name` or `local`. The change is an entry of the session: it survives restarts, and
+        `checkout` to an earlier entry undoes it. Raises AgentBusyError while a turn runs, ConfigError when the model is
+        unknown, has no key, or is not allowed for this agent.
         """
-        changed = await self._change(Choose(model))
+        changed: Changed = await self._call("change_session", ChangeSession(self.id, Choose(model)))
         return changed.model or model
 
     async def set_thinking(self, level: str) -> str:
-        """Let the agent's model think as much as `level` says from now on; return the level that it is told.
+        """Set the reasoning effort: off, minimal, low, medium, high, xhigh or max. Returns the level in use.
 
-        One of off, minimal, low, medium, high, xhigh, max. A model that does not have it is told the next higher one
-        that it has, else the next lower. It is on record, and changes, as `set_model` has it. Raises AgentBusyError
-        while a turn runs, ConfigError for another word, or a model that is not known to take a level.
+        A model that does not support the level gets the next higher supported one, else the next lower. The change is
+        an entry of the session, as with `set_model`. Raises AgentBusyError while a turn runs, ConfigError for another
+        word, or for a model without levels.
         """
-        changed = await self._change(Think(level))
+        changed: Changed = await self._call("change_session", ChangeSession(self.id, Think(level)))
         return changed.thinking or level
-
-    async def inform(self, text: str, *, kind: str = "note", display: bool = True) -> None:
-        """Tell the model something between turns, without asking. People are shown it with `display` alone."""
-        await self._change(Inform(kind, text, display))
-
-    async def keep(self, kind: str, data: Any) -> str:
-        """Keep `data`, anything that JSON can be, with the session; return the id of its entry.
-
-        The model is not told. It is on the way that the conversation goes: who goes back before it does not have it, a
-        copy has it. Raises ConfigError for what JSON cannot be, AgentBusyError while a turn runs.
-        """
-        from ..archival.adapters.base import to_json_data  # by those who keep something
-
-        try:
-            builtins = msgspec.to_builtins(data, str_keys=True)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{kind!r} cannot be kept, for it is no JSON data: {error}") from error
-        return (await self._change(Keep(kind, to_json_data(builtins, kind)))).entry
-
-    async def kept(self, kind: str | None = None) -> list[Kept]:
-        """Return what was kept with the session, of one kind or all, in order; of several the last one holds."""
-        rows: list[Kept] = await self._call("kept", ListKept(self.id, kind))
-        return rows
-
-    async def compact(self, instructions: str = "") -> Compacted:
-        """Let what was said first give way to a summary now, all but the last turns; return what went, and the sizes.
-
-        Whoever writes the summary is told `instructions`. An agent without a process gets one. Raises AgentBusyError
-        while a turn runs, ConfigError when all that could go is no longer than a summary of it.
-        """
-        done: Compacted = await self._call("compact", CompactSession(self.id, instructions))
-        return done
-
-    async def workspace(self, about: str | None = None) -> WorkspaceShown:
-        """Return what the agent has at hand, those first that say most about `about`, None: the latest first.
-
-        Files are compared with the disk: what was made from one that has changed is `stale`.
-        """
-        shown: WorkspaceShown = await self._call("workspace", ShowWorkspace(self.id, about))
-        return shown
-
-    async def pin(self, *names: str) -> tuple[str, ...]:
-        """Let the agent be told first of the objects called `names`, and never forget them; return their full names.
-
-        Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError.
-        """
-        return (await self._arrange(ArrangeWorkspace(self.id, pin=names))).pinned
-
-    async def unpin(self, *names: str) -> tuple[str, ...]:
-        """Let objects be like others again; see `pin`."""
-        return (await self._arrange(ArrangeWorkspace(self.id, unpin=names))).unpinned
-
-    async def prune_workspace(self, *names: str, turns: int | None = None, bytes: int | None = None) -> tuple[str, ...]:
-        """Forget the objects called `names`; without any, what its rules would have it forget. Return their names.
-
-        `turns` without use, and `bytes` of all together, are other bounds than these. Raises as `pin` does.
-        """
-        asked = ArrangeWorkspace(self.id, drop=names, prune=not names, turns=turns, bytes=bytes)
-        return (await self._arrange(asked)).dropped
-
-    async def _arrange(self, asked: ArrangeWorkspace) -> Arranged:
-        arranged: Arranged = await self._call("arrange_workspace", asked)
-        return arranged
-
-    async def fsck(self, *, repair: bool = False) -> SessionChecked:
-        """Return what is wrong with the session's file: torn writes, damage, ids twice, circles, another's file.
-
-        With `repair` a mended copy takes its place, and the damaged file is kept beside it (`kept`). Raises
-        AgentBusyError while a turn runs, ForeignFileError for a file that is none of the agent's, StoreError.
-        """
-        checked: SessionChecked = await self._call("fsck_session", FsckSession(self.id, repair))
-        return checked
-
-    async def fork(
-        self, entry: str | None = None, *, name: str | None = None, model: str | None = None
-    ) -> AsyncSubagent:
-        """Return another agent with a copy of the conversation up to `entry`, None: as it is, archives included.
-
-        It may do what this one may; each goes its own way from there. Entries keep their ids in the copy. `model` is
-        another one that is to answer. Raises AgentBusyError when a turn runs and no entry is named.
-        """
-        forked: Forked = await self._call("fork", ForkSession(self.id, entry, name, model))
-        return AsyncSubagent(self._orchestrator, forked.id)
-
-    async def _change(self, change: Change, *, ask_anew: bool = False) -> Changed:
-        changed: Changed = await self._call("change_session", ChangeSession(self.id, change, ask_anew))
-        return changed
 
     @property
     def _node(self) -> Node:
-        return self._orchestrator._seen.tree.nodes[self.id]  # whose name and pid any loop may ask for
+        return self._orchestrator._supervisor_of_process.tree.nodes[
+            self.id
+        ]  # name and pid are readable from any thread
 
     async def _call(self, method: str, params: Any) -> Any:
         return await self._orchestrator._call(method, params)
 
 
-def _retrieve(reply: asyncio.Future[Reply]) -> None:
-    """Nobody need look at the future: a failure can be collected too, and is no news to the event loop."""
+def _mark_retrieved(reply: asyncio.Future[Reply]) -> None:
+    """Mark the exception as retrieved: it can also be collected, so asyncio must not warn about it."""
     if not reply.cancelled():
         reply.exception()

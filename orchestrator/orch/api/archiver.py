@@ -104,7 +104,7 @@ class Archiver:
             reply = client.chat.completions.create(messages=archiver.request(messages), tools=archiver.tools(), ...)
 
     `format` is the shape of the messages; see `orch.archival.adapters.FORMATS`. `profile` says how much stays in the
-    conversation, `config` says it in detail. `summarise` is asked for summaries, by `SummaryRequest`, and returns the
+    conversation, `config` says it in detail. `summarize` is asked for summaries, by `SummaryRequest`, and returns the
     model's text; without it, and when it fails, what stays is a computed receipt; a late answer is put in by a later
     `fold`. `beside` is how many tokens of a request are not messages; `estimator` sizes them, by default for the
     format's family of models. `query` asks in subagents of `orchestrator`, by default one of its own. For one thread.
@@ -118,7 +118,7 @@ class Archiver:
         folder: str | os.PathLike[str],
         format: str,
         profile: Profile | None = None,
-        summarise: Callable[[SummaryRequest], str] | None = None,
+        summarize: Callable[[SummaryRequest], str] | None = None,
         *,
         config: ArchivalConfig | None = None,
         prices: Prices | None = None,
@@ -132,7 +132,7 @@ class Archiver:
         """What the last `fold` archived, in order."""
         shape = format_named(format)
         self._prices = prices or Prices()
-        self._summaries = summarise is not None
+        self._summaries = summarize is not None
         self._beside = beside
         if not isinstance(folder, (str, os.PathLike)):
             raise ConfigError(f"a folder is a path, not {folder!r}")
@@ -147,7 +147,7 @@ class Archiver:
         self._witnesses = Witnesses(self._archive, self._search, orchestrator)
         try:
             stored = self._search.added
-            self._filing = ArchiveFiler(self._pieces, self._archive, self.config.summary, summarise, stored)
+            self._filing = ArchiveFiler(self._pieces, self._archive, self.config.summary, summarize, stored)
         except BaseException:
             self._archive.close()
             raise

@@ -25,6 +25,7 @@ from ..config import paths
 from ..policy.budget_rules import check_budget
 
 __all__ = [
+    "AgentHandle",
     "Scripted",
     "ToolLike",
     "as_data",
@@ -58,6 +59,14 @@ ToolLike = str | Tool | Callable[..., Any]
 
 
 Request = TypeVar("Request", Spawn, ImportSession)
+
+
+class AgentHandle(Protocol):
+    """Anything with the id of an agent: a Subagent, an AsyncSubagent or an AgentRow."""
+
+    @property
+    def id(self) -> str:
+        """The agent's id."""
 
 
 class Scripted(Protocol):

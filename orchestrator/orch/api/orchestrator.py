@@ -1,4 +1,4 @@
-"""The asynchronous API. Everything else (the sync API, the daemon, the CLI) stands on it."""
+"""The asynchronous API: AsyncOrchestrator. The blocking API, the daemon and the CLI use it."""
 
 from __future__ import annotations
 
@@ -10,42 +10,30 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from orch_protocol.agent.config import Config, parse_model
 from orch_protocol.agent.project import ProjectContext
 from orch_protocol.agent.spec import Limits, QueueMode, Template
-from orch_protocol.core.approval import ListPermissions, Permission, Revoke
-from orch_protocol.core.budget import Budget, BudgetShown, ChangeBudget
+from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import ConfigError, StoreError, UnsupportedPlatformError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, Reply
-from orch_protocol.resources.skills import SkillSpec
-from orch_protocol.services.import_export import ImportSession
 from orch_protocol.services.requests import (
     AgentRow,
-    ArchiveRow,
-    Hit,
     Kill,
     Killed,
     List,
-    ListArchives,
     MapAgents,
     Mapped,
-    Prune,
-    Pruned,
-    ReadArchive,
-    Ref,
     Resume,
-    SearchArchive,
     Spawn,
     Wait,
     Waited,
 )
 from orch_protocol.services.run_events import EventsSince, RunEvent
-from orch_protocol.session.tree import PrunedSessions, PruneSessions
 from orch_worker.backends import models
 from orch_worker.backends.local_servers import LOCAL
 from orch_worker.backends.registry import complete, template_for
@@ -58,10 +46,9 @@ from ..config import config as configuration
 from ..config import paths
 from ..config.models import Catalog
 from ..config.notices import Asides
-from ..config.paths import path_of
 from ..policy import sandbox
 from ..policy.approvals import ApprovalBroker, Approver
-from ..policy.budget_rules import budget_change, budget_of
+from ..policy.budget_rules import budget_of, budget_change
 from ..policy.credentials import Credentials, ProgramCredentials
 from ..policy.root_hooks import HookRegistrar, RootHooks
 from ..processes import default_launcher
@@ -69,25 +56,41 @@ from ..processes.base import Launcher
 from ..processes.descriptors import require_room
 from ..processes.router import Deliver, Router, Switchboard
 from ..resources.extensions import templates_for
-from ..resources.prompt_templates import InMemory, PromptTemplate, TemplateProvider, Templates
+from ..resources.prompt_templates import InMemory, PromptTemplate, TemplateProvider
 from ..services import call, fitting, serve_worker
 from ..services.archives.recall import found
 from ..services.resources.hooks import attend
-from ..sessions.export import exported
 from ..supervisor.recovery.deletion import finish
 from ..supervisor.recovery.orphan_cleanup import end_leftovers, run_token
 from ..supervisor.supervisor import Supervisor
 from ..supervisor.watchers import Observer, Watchers
 from ..tree.journal.journal import JOURNAL, Journal
 from .agent import AsyncSubagent, OnEvent
-from .arguments import Scripted, ToolLike, as_data, check_arguments, keys_in, listed, names_of, script_of, split_tools
+from .arguments import (
+    AgentHandle,
+    Scripted,
+    ToolLike,
+    as_data,
+    check_arguments,
+    keys_in,
+    listed,
+    names_of,
+    script_of,
+    split_tools,
+)
+from .resources.archives import AsyncArchives
+from .resources.budget import AsyncRunBudget
+from .resources.hooks import Hooks
+from .resources.permissions import AsyncPermissions
+from .resources.prompt_templates import PromptTemplates
+from .resources.skills import Skills
+from .sessions import AsyncSessions
 from .shared_namespace import lend
 
 if TYPE_CHECKING:
-    from ..resources.skill_discovery import Found
     from ..resources.skills import Skill, SkillProvider
 
-__all__ = ["AsyncOrchestrator", "AsyncSession", "Conversing", "Prunable", "Skilled", "Templated", "ToolLike"]
+__all__ = ["AsyncOrchestrator", "AsyncSession", "ToolLike"]
 
 
 # --- Sessions ---
@@ -96,215 +99,38 @@ TASK: Final = "Talk with the user, and do what they ask."
 
 
 class AsyncSession(AsyncSubagent):
-    """An agent that one talks to: what any agent can do, and `run`."""
+    """An agent to talk to: an AsyncSubagent with `run`."""
 
     async def run(self, text: str, *, timeout: float | None = None, on_event: OnEvent | None = None) -> Reply:
-        """Say `text`, and return what the agent says to it; see `query`.
+        """Send `text` and return the reply; see `query`.
 
         With `archival.async = false`, `archived_to` of the reply is the holder if the turn was archived.
         """
         return await self.query(text, timeout=timeout, on_event=on_event)
 
 
-class Conversing:
-    """An orchestrator with sessions."""
-
-    async def session(
-        self,
-        *,
-        tools: Iterable[ToolLike] | None = None,
-        resume: bool | str | int = False,
-        history: Sequence[Message] | None = None,
-        system: str | None = None,
-        approve: Approver | None = None,
-        plan: bool = False,
-        preset: str | None = None,
-        model: str | None = None,
-        backend: Scripted | None = None,
-        name: str | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        limits: Limits | None = None,
-        budget: Budget | None = None,
-    ) -> AsyncSession:
-        """Return an agent to talk to: `await session.run("...")`, `await session.execute("/status")`.
-
-        With `resume` it is the session of this run that was active last, killed or not, if there is one; a reference
-        names one that must be there. Such a one stays what it was made as: the other arguments, but for `approve`, are
-        for a new one. `system` is the text that says who it is, as it stands; `history` what was said before. `approve`
-        answers what needs approval in it and below it, in place of the orchestrator's own. For the rest see `spawn`.
-        Raises SpawnError, ConfigError, AgentNotFoundError and kin.
-        """
-        o = cast("AsyncOrchestrator", self)
-        if approve is not None and not callable(approve):
-            raise ConfigError(f"approve is a function that is called with a Question, not {approve!r}")
-        if not isinstance(system, str | None):
-            raise ConfigError(f"system is text, not {system!r}")
-        if (found := await _resumed(o, resume)) is None:
-            said = None if system is None else PromptTemplate.literal("session", system, "system=")
-            agent = await o.spawn(
-                TASK,
-                tools=tools,
-                history=history or (),
-                prompt_template=said,
-                plan=plan,
-                preset=preset,
-                model=model,
-                backend=backend,
-                name=name,
-                cwd=cwd,
-                limits=limits,
-                budget=budget,
-                depth=0,
-            )
-            found = agent.id
-        if approve is not None:
-            o.supervisor.approvals.answered_by(found, approve)
-        return AsyncSession(o, found)
-
-
-async def _resumed(o: AsyncOrchestrator, resume: bool | str | int) -> str | None:
-    """Return the id of the session that is to go on, None: a new one."""
-    if resume is False:
-        return None
-    if resume is True:
-        mine = [row for row in await o.agents(all=True) if row.depth == 0]
-        if not mine:
-            return None
-        row = max(mine, key=lambda row: row.last_activity)
-    else:
-        row = await (await o.get(resume)).state()
-        if row.kind == "holder":
-            raise ConfigError(f"{resume!r} is an archive: it is asked, and no session goes on there")
-    if row.status in ("killed", "failed"):
-        await o.resume(row.id)
-    return row.id
-
-
-# --- Deleting for good what nobody needs any more ---
-
-
-class Prunable:
-    """An orchestrator whose old archives and sessions can be deleted."""
-
-    async def prune_archives(
-        self, *, older: float | str, ref: str | int | None = None, dry_run: bool = False
-    ) -> Pruned:
-        """Delete for good what was archived longer ago than `older` (seconds, or a text such as "30d"): of the agent
-        `ref` and those below it, None: of all. With `dry_run` only tell what would go.
-
-        Agents that idle go cold for it; one that works keeps its archives, and is told of in `busy`. Raises
-        ConfigError, StoreError.
-        """
-        asked = Prune(older, None if ref is None else str(ref), dry_run)
-        pruned: Pruned = await cast("AsyncOrchestrator", self)._call("prune", asked)
-        return pruned
-
-    async def prune_sessions(
-        self, *, older: float | str, keep: int = 0, idle: bool = False, dry_run: bool = False
-    ) -> PrunedSessions:
-        """Delete for good the sessions of agents that were killed, or never came up, and that nobody touched for longer
-        than `older` (seconds, or a text such as "30d"); the `keep` of these that were active last stay. With
-        `idle` also of those that nobody ended and nobody asked for as long, which have no process: they are killed.
-
-        One below which something is not over stays, too. With `dry_run` only tell what would go. The agents keep their
-        numbers and what they used; whoever asks for more of them gets a SessionDeletedError. Raises ConfigError,
-        StoreError.
-        """
-        pruned: PrunedSessions = await cast("AsyncOrchestrator", self)._call(
-            "prune_sessions", PruneSessions(older, keep, dry_run, idle)
-        )
-        return pruned
-
-
-# --- Something that skills can be registered with ---
-
-
-class Skilled:
-    """An orchestrator with skills: those there are, and those that are registered."""
-
-    config: Config
-    home: Path
-    _skill_providers: list[SkillProvider]
-
-    def register_skill(self, skill: Skill | SkillProvider) -> tuple[str, ...]:
-        """Let agents that are spawned from now on have `skill`, a Skill; return its name.
-
-        Or those of a provider: anything with a method `skills()` that returns Skills. All of these are taken, or none.
-        Raises ConfigError: a name that is taken, and each rule of agentskills.io that is broken.
-        """
-        from ..resources.skills import own_skills, provider_of
-
-        provider = provider_of(skill)
-        names = {each.name for each in self._own_skills()}
-        made = own_skills((provider,))
-        if taken := [each.name for each in made if each.name in names]:
-            raise ConfigError(f"there is a skill {taken[0]!r} already: give one another name")
-        self._skill_providers.append(provider)
-        return tuple(each.name for each in made)
-
-    def skills(self, folder: str | Path | None = None) -> list[Found]:
-        """Return the skills for agents in `folder`, None: this one, and why those that are off are so."""
-        from ..resources.extensions import find as find_extensions
-        from ..resources.extensions import specs
-        from ..resources.skill_discovery import find
-
-        place = Path(path_of("folder", folder) or ".").absolute()
-        extensions = specs(find_extensions(place, self.home, self.config.extensions.load), self.home)
-        return find(place, self.home, self.config.skills, extensions=extensions, own=self._own_skills())
-
-    def _own_skills(self) -> tuple[SkillSpec, ...]:
-        if not self._skill_providers:
-            return ()
-        from ..resources.skills import own_skills
-
-        return own_skills(self._skill_providers)
-
-
-# --- Something that templates of prompts can be registered with ---
-
-
-class Templated:
-    """An orchestrator with templates: those that are configured, and those that are registered."""
-
-    _templates: Templates
-
-    def register_prompt_template(self, template: str | TemplateProvider, text: str | None = None) -> tuple[str, ...]:
-        """Let agents be spawned by the template called `template`, whose text is `text`; return its name.
-
-        Or by the templates of a provider: anything with a method `templates()`. All of these are taken, or none.
-        Raises ConfigError: a name that is taken, braces that begin no variable.
-        """
-        if isinstance(template, str):
-            if not isinstance(text, str):
-                raise ConfigError(f"template {template!r} needs a text")
-            return self._templates.add(InMemory({template: text}))
-        if text is not None or not callable(getattr(template, "templates", None)):
-            raise ConfigError(f"a template is a name and a text, or something that has templates(), not {template!r}")
-        return self._templates.add(template)
-
-    def prompt_templates(self) -> list[PromptTemplate]:
-        """Return the templates there are, by name. Raises ConfigError."""
-        return self._templates.all()
-
-
-class AsyncOrchestrator(HookRegistrar, Templated, Skilled, Conversing, Prunable):
-    """A root: supervises the agents of one run, each in a process of its own.
+class AsyncOrchestrator(HookRegistrar):
+    """Supervises the agents of one run, each in a process of its own.
 
         async with AsyncOrchestrator() as o:
             agent = await o.spawn("Explain this repo")
             print((await agent.query("What does README promise?")).text)
 
-    `model` is `provider:model`, or `local`; None is the configured one, else a provider's default for which a key is
-    there. `run` names a run folder that outlives the program: opened again, its agents answer again. Without it the run
-    is this program's alone; transcripts stay in `home` either way. `config` replaces what configuration files and
-    variables say. `env` is where keys and addresses are looked up. `environment` names variables, or globs, that
-    workers get besides the usual ones, as `environment.pass` does.
+    - `model`: `provider:model` or `local`; None: the configured model, else the default of a provider with a key.
+    - `config`: a Config to use instead of configuration files and environment variables.
+    - `run`: the name of a run that outlives the program; opened again, its agents answer again. Without it the run ends
+      with the orchestrator. Transcripts are kept in `home` either way.
+    - `env`, `keys`: variables and API keys to use instead of those of the program's environment.
+    - `environment`: names or globs of further variables that workers get, like `environment.pass`.
+    - `approve`: called with a Question for each tool call that needs approval, one at a time; returns True, False or a
+      Consent. Without it such calls are denied.
+    - `policy`: called with a PolicyCall and the PolicyConfig for each tool call; returns a Verdict, which can only be
+      stricter than the configured policy.
+    - `launcher`, `connect`: how workers are started and connected; for tests.
 
-    `approve` is called with a Question for each call that needs approval, one at a time, and returns True, False or a
-    Consent. It may be async; else it runs in a thread. Without it such calls are denied.
+    `approve` and `policy` may be async functions; others run in a thread.
 
-    `policy` is called with a PolicyCall and the PolicyConfig for each call of the agents that are spawned, and of those
-    below them, and returns a Verdict, which only ever makes things stricter. It too may be async.
+    Attributes: `archives`, `sessions`, `budget`, `permissions`, `skills`, `hooks`, `prompt_templates`.
     Raises ConfigError, LockedError, StoreError.
     """
 
@@ -343,7 +169,13 @@ class AsyncOrchestrator(HookRegistrar, Templated, Skilled, Conversing, Prunable)
         unsaid = default.says if model is None and found.model is None else None
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
         self._templates = templates_for(self.config, paths.here(), self.home)
-        self._skill_providers: list[SkillProvider] = []
+        self.archives = AsyncArchives(self._call)
+        self.budget = AsyncRunBudget(self._call)
+        self.hooks = Hooks(self._hooks, self.config)
+        self.permissions = AsyncPermissions(self._call)
+        self.prompt_templates = PromptTemplates(self._templates)
+        self.sessions = AsyncSessions(self)
+        self.skills = Skills(self.config, self.home)
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
         self._environment = (*self.config.environment.pass_, *(names_of("environment", environment) or ()))
@@ -421,10 +253,9 @@ class AsyncOrchestrator(HookRegistrar, Templated, Skilled, Conversing, Prunable)
         return self
 
     async def close(self) -> None:
-        """End every process. Transcripts stay; a named run's agents answer again when it is opened anew.
+        """Stop every process. Transcripts are kept; agents of a named run answer again when it is opened again.
 
-        Takes at most some seconds, and goes on when it is cancelled: half closed, processes would be left behind. In a
-        fork of the program it does nothing: what there is to close is not the child's.
+        Takes at most a few seconds, and completes even when it is cancelled. In a forked child it does nothing.
         """
         if os.getpid() != self._pid:
             return
@@ -442,14 +273,14 @@ class AsyncOrchestrator(HookRegistrar, Templated, Skilled, Conversing, Prunable)
 
     @property
     def supervisor(self) -> Supervisor:
-        """The running supervisor. Raises ConfigError where `_seen` does, and in another event loop."""
-        if self._seen and asyncio._get_running_loop() not in (None, self._loop):
-            raise ConfigError("this orchestrator is another event loop's: use and close it there, or make one here")
-        return self._seen
+        """The running supervisor. Raises ConfigError when closed, in a forked child and in another event loop."""
+        if self._supervisor_of_process and asyncio._get_running_loop() not in (None, self._loop):
+            raise ConfigError("this orchestrator was started in another event loop: use and close it there")
+        return self._supervisor_of_process
 
     @property
-    def _seen(self) -> Supervisor:
-        """The same to look at, from any thread. Raises ConfigError before `start`, after `close`, in a fork."""
+    def _supervisor_of_process(self) -> Supervisor:
+        """The running supervisor, for reading from any thread. Raises ConfigError unless running in this process."""
         if self._supervisor is None:
             raise ConfigError("this orchestrator is not running: use it in a `with` block, or call start()")
         if os.getpid() != self._pid:
@@ -486,24 +317,29 @@ class AsyncOrchestrator(HookRegistrar, Templated, Skilled, Conversing, Prunable)
         namespace: dict[str, Any] | None = None,
         usable_credentials: Iterable[str] = (),
         depth: Literal[0, 1] = 1,
-        peers: Iterable[AsyncSubagent | str | int] = (),
+        peers: Iterable[AgentHandle | str | int] = (),
         archives: Iterable[str] = (),
     ) -> AsyncSubagent:
-        """Start an agent with a task and a fixed set of tools, and return it once its process is up.
+        """Start an agent and return it when its process is ready.
 
-        `tools` (names of built-in tools and functions of this program) beats `preset`. `history` seeds its transcript.
-        `budget` is what it may use in all, with everything that it spawns, and `max_cost` its USD; both beat `limits`.
-        Its model thinks as much as `thinking` says (see `AsyncSubagent.set_thinking`), None: as configured.
-        With `plan` it begins in plan mode: nothing is written or run before somebody approved its plan.
-        `context` is how much it is told of the project in `cwd`, None: as configured for its preset.
-        Without `persist` nothing of it is kept on a disk, nor of what it spawns: it is gone with this orchestrator.
-        `prompt_template` says who it is: a template, its name or file, with `vars` for its variables.
-        `skills` names those that it has, None: all there are in `cwd`, or as configured for its preset.
-        `namespace` is a dict of this program's in which its `run_python` runs, for one that lives in this process.
-        `usable_credentials` are credential paths, such as "~/.ssh", that its commands can read without approval.
-        At `depth` 0 it is one that a person talks to: it may spawn, whatever `allow_nested` says. See `session`.
-        `peers` are agents that it may ask besides those below it; a peer works with its own rights. It is granted the
-        tools for that. `archives` are ids of archives that it may search, read and ask.
+        - `task`: what it is for. `name`: a name for it, else one is chosen. `cwd`, `env`: where and with which
+          environment its tools run. `history`: messages that its conversation begins with.
+        - `tools`: names of built-in tools and functions of this program; replaces the tools of `preset`.
+        - `model`, `thinking`, `backend`: what answers, with which reasoning effort (see `AsyncSubagent.set_thinking`);
+          None uses the configuration.
+        - `budget`: what it and its descendants may use in total; `max_cost` is its limit in USD. Both override
+          `limits`.
+        - `plan`: start in plan mode: nothing is written or run before its plan is approved.
+        - `context`: how much it is told about the project in `cwd`; None: as configured for its preset.
+        - `persist=False`: keep nothing of it and its descendants on disk; it is lost when this orchestrator closes.
+        - `prompt_template`: a template, its name or its file, with values for its variables in `vars`.
+        - `skills`: names of its skills; None: all in `cwd`, or as configured for its preset.
+        - `namespace`: a dict of this program in which its `run_python` runs. Requires an in-process launcher.
+        - `usable_credentials`: credential paths such as "~/.ssh" that its commands can read without approval.
+        - `depth=0`: an agent for a person to talk to; it may spawn even without `allow_nested`. See `session`.
+        - `peers`: agents that it may query besides its descendants; it gets the tools for that. A peer uses its own
+          rights. `archives`: ids of archives that it may search, read and query.
+
         Raises SpawnError, ConfigError.
         """
         if not isinstance(task, str) or not isinstance(env, Mapping | None):
@@ -537,7 +373,7 @@ class AsyncOrchestrator(HookRegistrar, Templated, Skilled, Conversing, Prunable)
             depth=depth,
             prompt=self._templates.asked(prompt_template, vars),
             skills=names_of("skills", skills),
-            own_skills=self._own_skills(),
+            own_skills=self.skills.registered(),
             peers=_refs(listed("peers", peers)),
             archives=names_of("archives", archives) or (),
             usable_credentials=names_of("usable_credentials", usable_credentials) or (),
@@ -551,156 +387,154 @@ class AsyncOrchestrator(HookRegistrar, Templated, Skilled, Conversing, Prunable)
             self.supervisor.tools[spawned.id] = {function.name: function for function in functions}
         return AsyncSubagent(self, spawned.id)
 
-    async def import_session(
+    async def session(
         self,
-        path: str | os.PathLike[str],
         *,
-        which: int | None = None,
-        repair: bool = False,
+        tools: Iterable[ToolLike] | None = None,
+        resume: bool | str | int = False,
+        history: Sequence[Message] | None = None,
+        system: str | None = None,
+        approve: Approver | None = None,
+        plan: bool = False,
         preset: str | None = None,
-        tools: Iterable[str] | None = None,
         model: str | None = None,
         backend: Scripted | None = None,
         name: str | None = None,
         cwd: str | os.PathLike[str] | None = None,
         limits: Limits | None = None,
-        max_cost: float | None = None,
         budget: Budget | None = None,
-    ) -> AsyncSubagent:
-        """Return a new agent that goes on with the conversation in the file at `path`, and has no process until it is
-        asked: a session of ours or of pi's, a transcript of a coding assistant, a list of messages.
+    ) -> AsyncSession:
+        """Return an agent to talk to: `await session.run("...")`, `await session.execute("/status")`.
 
-        The file is only read. `which` (from 1) is needed when it holds several. With `repair` damage is set right and
-        told of in the agent's `state().repaired`; without, it is an error. `cwd` is the file's where that is there. For
-        the rest see `spawn`. Raises ForeignFileError, DamagedError, StoreError, ConfigError, SpawnError.
+        With `resume=True` it is the most recently active session of this run, killed or not, or a new one if there is
+        none. With a reference it is that agent, which must exist. A resumed session keeps its settings: of the other
+        arguments only `approve` applies. `system` is the system prompt's first part, used as it is; `history` seeds the
+        conversation. `approve` answers approval questions of this agent and its descendants instead of the
+        orchestrator's own function. For the other arguments see `spawn`.
+        Raises SpawnError, ConfigError, AgentNotFoundError, AmbiguousRefError.
         """
-        script, summaries = script_of(backend)
-        agent = {
-            "preset": preset,
-            "tools": names_of("tools", tools),
-            "model": model,
-            "script": script,
-            "summaries": summaries,
-            "name": name,
-            "cwd": paths.path_of("cwd", cwd),
-            "limits": limits,
-            "budget": budget_of(max_cost, budget),
-        }
-        asked = ImportSession(paths.path_of("path", path) or "", str(paths.here()), which, repair, agent)
-        return AsyncSubagent(self, (await call(self.supervisor, None, "import", as_data(asked))).id)
-
-    async def export_session(
-        self, ref: str | int, *, format: str = "pi", output: str | os.PathLike[str] | None = None
-    ) -> str:
-        """Return the conversation of the agent `ref`, what was archived in its place: for pi (`pi`), as a page (`md`,
-        `html`), as an API's messages (see `orch.sessions.export.CHOICES`), or as its file is (`jsonl`).
-
-        With `output` it is written to that file too, whole or not at all. Raises ConfigError, StoreError, AgentError.
-        """
-        row: AgentRow = await self._call("state", Ref(str(ref)))
-        return await self.supervisor.disk.do(exported, row, format, output)
+        if approve is not None and not callable(approve):
+            raise ConfigError(f"approve is a function that is called with a Question, not {approve!r}")
+        if not isinstance(system, str | None):
+            raise ConfigError(f"system is text, not {system!r}")
+        if (found := await _resumed(self, resume)) is None:
+            said = None if system is None else PromptTemplate.literal("session", system, "system=")
+            agent = await self.spawn(
+                TASK,
+                tools=tools,
+                history=history or (),
+                prompt_template=said,
+                plan=plan,
+                preset=preset,
+                model=model,
+                backend=backend,
+                name=name,
+                cwd=cwd,
+                limits=limits,
+                budget=budget,
+                depth=0,
+            )
+            found = agent.id
+        if approve is not None:
+            self.supervisor.approvals.answered_by(found, approve)
+        return AsyncSession(self, found)
 
     async def get(self, ref: str | int) -> AsyncSubagent:
-        """Return the agent, or the holder of an archive, that `ref` (number, id, unique prefix, name) means.
+        """Return the agent or archive holder that `ref` (number, id, unique prefix, name) names.
 
-        Raises AgentNotFoundError and kin.
+        Raises AgentNotFoundError, AmbiguousRefError.
         """
         return AsyncSubagent(self, (await found(self.supervisor, None, str(ref), "use", "control")).spec.id)
 
     async def agents(self, *, all: bool = False) -> list[AgentRow]:
-        """Return every agent as it is now; killed ones only with `all`."""
+        """Return the state of every agent; killed agents and archive holders only with `all`."""
         rows: list[AgentRow] = await self._call("list", List(all))
         return rows
 
     async def events(self, since: int = 0, *, ref: str | None = None, timeout: float = 0.0) -> list[RunEvent]:
-        """Return what happened after event `since`, 1,000 at most; wait `timeout` seconds when that is nothing."""
+        """Return the events of the run after event number `since`, at most 1,000.
+
+        When there are none, wait up to `timeout` seconds. `ref` selects one agent.
+        """
         found: list[RunEvent] = await self._call("events", EventsSince(since, ref, seconds=timeout))
         return found
 
     async def wait(
         self,
-        *agents: AsyncSubagent | str | int,
+        *agents: AgentHandle | str | int,
         mode: Literal["any", "all"] | int = "all",
         timeout: float | None = None,
     ) -> Waited:
-        """Wait until any, all or `mode` of the agents are not busy, at most `timeout` seconds."""
+        """Wait until any, all or a number (`mode`) of the agents are not busy, at most `timeout` seconds."""
         waited: Waited = await self._call("wait", Wait(_refs(agents), mode, timeout))
         return waited
 
-    async def map(
-        self, refs: Iterable[AsyncSubagent | str | int], prompt: str, *, timeout: float | None = None
+    async def ask_all(
+        self, agents: Iterable[AgentHandle | str | int], prompt: str, *, timeout: float | None = None
     ) -> list[Mapped]:
-        """Ask agents and holders the same, some at a time; return what each said, in order. One failure is its own."""
-        asked = MapAgents(_refs(listed("refs", refs)), prompt, timeout)
-        mapped: list[Mapped] = await self._call("map", asked)
-        return mapped
+        """Send one prompt to many agents and archive holders, some at a time; return a result for each, in order.
 
-    async def permissions(self, folder: str | None = None) -> list[Permission]:
-        """Return what was approved for later and still holds, in `folder` (None: anywhere), with when it ends."""
-        listed: list[Permission] = await self._call("permissions", ListPermissions(folder))
-        return listed
-
-    async def revoke(self, *ids: str) -> list[Permission]:
-        """Take permissions back and return them: what they covered is asked about anew. ConfigError for unknown ids."""
-        revoked: list[Permission] = await self._call("revoke", Revoke(ids))
-        return revoked
-
-    def add_observer(self, observer: Observer) -> None:
-        """Let `observer` be called with a CallEvent for all that becomes of each call of a tool, at any depth.
-
-        From each agent's next turn on; one event after the other, beside the run: what an observer takes, or raises,
-        is its own affair. It may be async, else it runs in a thread. `close` lets it hear the rest, for some seconds.
+        An agent that fails has its error in its result; the others are not affected.
         """
-        self._watchers.add(observer)
-
-    def remove_observer(self, observer: Observer) -> None:
-        """Call it no more."""
-        self._watchers.remove(observer)
-
-    # What was archived.
-
-    async def archives(self, ref: str | int | None = None) -> list[ArchiveRow]:
-        """Return the archives of the agent `ref` and of those below it, None: of all, in the order they were made."""
-        rows: list[ArchiveRow] = await self._call("archives", ListArchives(None if ref is None else str(ref)))
-        return rows
-
-    async def search_archive(self, query: str, *, ref: str | int | None = None, limit: int = 10) -> list[Hit]:
-        """Return up to `limit` places in archives where `query` stands, or what resembles it, the best first."""
-        asked = SearchArchive(query, limit, None if ref is None else str(ref))
-        hits: list[Hit] = await self._call("search_archive", asked)
-        return hits
-
-    async def read_archive(self, id: str, *, first: int = 1, last: int | None = None) -> list[Message]:
-        """Return the messages `first` to `last` (from 1, both included) of an archive, exactly as they were.
-
-        Raises AgentNotFoundError, AmbiguousRefError, DamagedError.
-        """
-        messages: list[Message] = await self._call("read_archive", ReadArchive(id, first, last))
-        return messages
+        request = MapAgents(_refs(listed("agents", agents)), prompt, timeout)
+        results: list[Mapped] = await self._call("map", request)
+        return results
 
     async def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
-        """End agents and everything below them; return the ids, children first. Transcripts stay."""
+        """Kill agents and their descendants; return the ids, children first. Transcripts are kept."""
         killed: Killed = await self._call("kill", Kill(tuple(map(str, refs)), all))
         return killed.ids
 
     async def resume(
         self, ref: str | int, *, max_cost: float | None = None, budget: Budget | None = None
     ) -> AsyncSubagent:
-        """Let a killed or failed agent answer again.
+        """Let a killed or failed agent answer again, and return it.
 
-        With `max_cost` any agent may spend so many USD in all, with `math.inf` as much as it likes; so with each limit
-        of `budget`.
+        `max_cost` and `budget` set the limits of any agent, in total; `math.inf` removes a limit.
         """
         row: AgentRow = await self._call("resume", Resume(str(ref), budget_change(max_cost, budget)))
         return AsyncSubagent(self, row.id)
 
-    async def budget(self, *, max_cost: float | None = None, budget: Budget | None = None) -> BudgetShown:
-        """Let all agents together use so much from now on, `math.inf` for no limit; return what they may and did use.
+    # Registration.
 
-        It holds, also when the run is opened anew, until the configuration says something else than it does now.
+    def register_skill(self, skill: Skill | SkillProvider) -> tuple[str, ...]:
+        """Make a skill, or all skills of a provider, available to agents spawned from now on; return the names.
+
+        A provider is an object with a method `skills()` that returns Skills. Either all of its skills are registered or
+        none. Raises ConfigError for a name that is taken, and for a skill that breaks a rule of agentskills.io.
         """
-        shown: BudgetShown = await self._call("budget", ChangeBudget(budget_change(max_cost, budget)))
-        return shown
+        return self.skills.register(skill)
+
+    def register_prompt_template(self, template: str | TemplateProvider, text: str | None = None) -> tuple[str, ...]:
+        """Register the prompt template `template` with that text, or all templates of a provider; return the names.
+
+        A provider is an object with a method `templates()`. Either all of its templates are registered or none. Raises
+        ConfigError for a name that is taken, and for invalid variables in braces.
+        """
+        if isinstance(template, str):
+            if not isinstance(text, str):
+                raise ConfigError(f"prompt template {template!r} needs a text")
+            return self._templates.add(InMemory({template: text}))
+        if text is not None or not callable(getattr(template, "templates", None)):
+            raise ConfigError(f"pass a name and a text, or an object with a method templates(); got {template!r}")
+        return self._templates.add(template)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Call `observer` with a CallEvent for every tool call of every agent, from each agent's next turn on.
+
+        Events are delivered one at a time, in order, and do not delay agents; exceptions are logged. An observer that
+        is not async runs in a thread. `close` delivers remaining events for a few seconds.
+        """
+        self._watchers.add(observer)
+
+    def remove_observer(self, observer: Observer) -> None:
+        """Stop calling `observer`."""
+        self._watchers.remove(observer)
+
+    # Internals.
+
+    def _handle(self, id: str) -> AsyncSubagent:
+        return AsyncSubagent(self, id)
 
     async def _call(self, method: str, params: msgspec.Struct) -> Any:
         return await call(self.supervisor, None, method, fitting(method, params))
@@ -711,15 +545,33 @@ class AsyncOrchestrator(HookRegistrar, Templated, Skilled, Conversing, Prunable)
         return self._keys if values is None else keys_in(values, self._known)
 
     def _template(self) -> Template:
-        """Return what agents without a model of their own are started from, as far as that can be said already."""
+        """Return the template process for agents without a model of their own, as far as the configuration says."""
         spec = parse_model(self.config.model)
         if spec.provider == LOCAL:
             return "sdk"
         try:
             return template_for(complete(spec, self._known, self._env, self._keys))
         except ConfigError:
-            return "lean"  # the error is for whoever spawns such an agent
+            return "lean"  # the error is raised when such an agent is spawned
 
 
-def _refs(agents: Iterable[AsyncSubagent | str | int]) -> tuple[str, ...]:
-    return tuple(agent.id if isinstance(agent, AsyncSubagent) else str(agent) for agent in agents)
+def _refs(agents: Iterable[AgentHandle | str | int]) -> tuple[str, ...]:
+    return tuple(agent if isinstance(agent, str) else str(getattr(agent, "id", agent)) for agent in agents)
+
+
+async def _resumed(o: AsyncOrchestrator, resume: bool | str | int) -> str | None:
+    """Return the id of the session that is to go on, None: a new one."""
+    if resume is False:
+        return None
+    if resume is True:
+        mine = [row for row in await o.agents(all=True) if row.depth == 0]
+        if not mine:
+            return None
+        row = max(mine, key=lambda row: row.last_activity)
+    else:
+        row = await (await o.get(resume)).state()
+        if row.kind == "holder":
+            raise ConfigError(f"{resume!r} is an archive: it is asked, and no session goes on there")
+    if row.status in ("killed", "failed"):
+        await o.resume(row.id)
+    return row.id

@@ -94,7 +94,7 @@ def play(screen: Screen, home: Path, folder: Path, *, run: str, model: str | Non
             tokens_with=course.sent,
             usd_without=round(session.usd_without, 4),
             usd_with=round(session.usd, 4),
-            archives=len(o.archives(agent.id)),
+            archives=len(o.archives.list(agent.id)),
             recalled=line,
             recalled_turn=turn,
             killed_pid=killed,
@@ -149,19 +149,19 @@ def _recall(screen: Screen, o: Orchestrator, agent: Subagent, model: str | None)
     screen.heading("2. Nothing is lost: a detail is found again, word for word")
     if model is None:
         agent.set_model(OFFLINE)  # the script has ended; from here on, answers are search results
-    archives = o.archives(agent.id)
+    archives = o.archives.list(agent.id)
     screen.say(
         f"{len(archives)} archives hold the finished work; a search goes through them, without a call to a model."
     )
     screen.say(f"Question: {DETAIL}")
-    hits = [hit for hit in o.search_archive(DETAIL, ref=agent.id) if hit.entry]
+    hits = [hit for hit in o.archives.search(DETAIL, ref=agent.id) if hit.entry]
     if not hits:
         screen.say("The search found nothing. The model probably did not read the file with this detail.")
         return "", 0
     hit = hits[0]
     places = [each.id for each in archives]
     turn = places.index(hit.id) + 1 if hit.id in places else 0
-    texts = [message_text(each) for each in o.read_archive(hit.id, first=hit.entry, last=hit.entry)]
+    texts = [message_text(each) for each in o.archives.read(hit.id, first=hit.entry, last=hit.entry)]
     line = best_line(DETAIL, [line.rpartition("\t")[2] for text in texts for line in text.splitlines()])
     screen.say(f"Found in the archive of question {turn}, message {hit.entry}:")
     screen.quote(line)

@@ -129,7 +129,7 @@ class Archiving(Nothing):
         self._archiver = Archiver(
             setting.folder,
             "orch",
-            summarise=(lambda _: text) if summaries else None,
+            summarize=(lambda _: text) if summaries else None,
             config=msgspec.structs.replace(config, summary=SummaryConfig(style="paragraph")),
             prices=setting.prices,
             beside=scale.beside,

@@ -15,6 +15,9 @@ class ImportSession(Struct, frozen=True, forbid_unknown_fields=True):
     `which` (from 1) is needed when the file holds several. With `repair` damage is set right where it can be, and
     reported; without, it is an error. `here` is the folder from which `path` and `cwd` go out, and the one for an agent
     whose file names none that is there. `agent` is what else it is to be: the fields of a `Spawn`.
+
+    Of an orch session file, `at` is the entry or turn after which the conversation continues, and without `all` only
+    the path to it is copied, instead of all branches.
     """
 
     path: str
@@ -22,6 +25,8 @@ class ImportSession(Struct, frozen=True, forbid_unknown_fields=True):
     which: int | None = None
     repair: bool = False
     agent: dict[str, Any] = {}
+    at: str | None = None
+    all: bool = True
 
 
 class Imported(Struct, frozen=True):

@@ -51,11 +51,16 @@ __all__ = [
 
 
 class EntryRow(Struct, frozen=True, gc=False):
-    """An entry of a session. `head` is what it says, in at most 80 characters; `role` who says it: `tool`
-    for results of tools, "" for nobody.
+    """One entry of a session.
 
-    `on_path` is whether the conversation as it is goes through it. One of type `lost` is known by name alone: its line
-    is damaged.
+    - `id`, `parent_id`: its id and that of the entry it follows (None: the first entry).
+    - `type`: the entry type, see docs/sessions.md; "lost" when its line is damaged and only the id is known.
+    - `timestamp`: ISO 8601 time at which it was written.
+    - `role`: "user", "assistant", "tool" (tool results), or "" when the entry is not a message.
+    - `head`: the beginning of its text, at most 80 characters.
+    - `turn`: the id of the query it belongs to, "" for none.
+    - `label`: its label, None without one.
+    - `on_path`: whether it is part of the current conversation.
     """
 
     id: str
@@ -70,10 +75,14 @@ class EntryRow(Struct, frozen=True, gc=False):
 
 
 class Branch(Struct, frozen=True, gc=False):
-    """A way that the conversation went. `id` is its last entry, None where nothing was said yet.
+    """One branch of a session.
 
-    `from_id` is the entry of the current branch that it left it at, None for the beginning; `entries` how many it has
-    of its own since, `head` what was asked last of these. The current branch left none: it counts from the beginning.
+    - `id`: its last entry, None for an empty branch.
+    - `from_id`: the entry of the current branch after which it begins, None for the beginning of the session.
+    - `entries`: the number of its entries after `from_id`; all of them for the current branch.
+    - `head`: the first prompt after `from_id`, shortened.
+    - `timestamp`: ISO 8601 time of its last entry. `label`: the label of that entry.
+    - `current`: whether this is the branch on which the conversation continues.
     """
 
     id: str | None
@@ -173,10 +182,17 @@ class ShowSession(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionShown(Struct, frozen=True):
-    """A session: `id` is its agent's, `leaf` the entry that the conversation goes on behind.
+    """A session as a tree of entries.
 
-    `name` and `title` are what the agent and the session are called. `entries` are those that were asked for, of
-    `count`. `model` answers the next question, and thinks as much as `thinking` says, "": as it does by itself.
+    - `id`, `name`: the id and the name of its agent ("" for a session that no agent of this run has).
+    - `title`: the session's title, "" without one.
+    - `folder`: the folder that holds the session file. `cwd`: where the agent's tools run.
+    - `parent_session`: the agent or file that it was copied from, None for none.
+    - `leaf`: the id of the entry after which the conversation continues, None for an empty session.
+    - `entries`: the entries that were requested, in file order. `count`: the number of entries in the file.
+    - `branches`: the branches, including the current one.
+    - `labels`: the label of each labelled entry, by entry id.
+    - `model`, `thinking`: what answers the next query, and its reasoning effort ("": the model's default).
     """
 
     id: str
@@ -286,15 +302,16 @@ class SetPlanning(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ForkSession(Struct, frozen=True, forbid_unknown_fields=True):
-    """Let there be another agent whose session is a copy of the path to the entry `at`, None: of the current one.
+    """Make an agent whose session is a copy of the path to the entry or turn `at` (None: the current path).
 
-    `model` is another one that is to answer.
+    With `all` the copy has every branch. With `model` another model answers.
     """
 
     ref: str
     at: str | None = None
     name: str | None = None
     model: str | None = None
+    all: bool = False
 
 
 class Forked(Struct, frozen=True):

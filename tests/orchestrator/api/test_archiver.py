@@ -391,7 +391,7 @@ def test_interrupt_leaves_a_whole_state(
         return record
 
     config = ArchivalConfig(profile="seed", summary=SummaryConfig(style="paragraph"))
-    with Archiver(tmp_path, shape.name, config=config, summarise=lambda _: "As told.") as archiver:
+    with Archiver(tmp_path, shape.name, config=config, summarize=lambda _: "As told.") as archiver:
         with monkeypatch.context() as broken:
             broken.setattr(ArchiveStore, step, interrupted)
             with pytest.raises(KeyboardInterrupt):

@@ -115,15 +115,15 @@ Deed = Callable[[AsyncSubagent, Any], Awaitable[Any]]
     [
         (lambda agent, _: agent.steer(None), r"steer takes no such thing: Expected `str`, got `None` - at `\$.text`"),
         (lambda agent, _: agent.follow_up(b"x"), "text"),
-        (lambda agent, _: agent.compact(5), r"compact takes .*`\$.instructions`"),
+        (lambda agent, _: agent.session.compact(5), r"compact takes .*`\$.instructions`"),
         (lambda agent, _: agent.value(None), r"value takes .*`\$.name`"),
-        (lambda agent, _: agent.fork(name=5), r"fork takes .*`\$.name`"),
-        (lambda agent, _: agent.checkout(5), r"`\$.change.to`"),
+        (lambda agent, _: agent.session.fork(name=5), r"fork takes .*`\$.name`"),
+        (lambda agent, _: agent.session.checkout(b"5"), r"`\$.change.to`"),
         (lambda agent, _: agent.show(messages="all"), r"show takes .*`\$.messages`"),
         (lambda agent, _: agent.execute(None), r"execute takes .*`\$.text`"),
-        (lambda agent, _: agent.compact(object()), "Encoding objects of type object is unsupported"),  # type: ignore
+        (lambda agent, _: agent.session.compact(object()), "Encoding objects of type object is unsupported"),  # type: ignore
         (lambda agent, _: agent.show(messages=10**30), "an integer beyond 64 bits"),
-        (lambda agent, _: agent.narrow(None), r"narrow takes .*`\$.tools`"),
+        (lambda agent, _: agent.revoke_tools(keep=None), r"narrow takes .*`\$.tools`"),
         (lambda agent, _: agent.ping("x"), "a ping takes bytes"),
         (lambda agent, _: agent.ping(timeout=None), "a ping takes bytes and a number of seconds"),
         (lambda agent, _: agent.query("x", returns=5), "returns is a type that JSON can be"),
@@ -131,11 +131,11 @@ Deed = Callable[[AsyncSubagent, Any], Awaitable[Any]]
         (lambda agent, _: agent.query("x", on_event=asyncio.sleep), "on_event is a plain function"),
         (lambda agent, _: agent.resume(budget=5), r"a budget is said with orch.Budget\(...\), not with 5"),
         (lambda _, o: o.events(ref=5), r"events takes .*`\$.ref`"),
-        (lambda _, o: o.import_session(5), "path is a path, as text or a Path, not 5"),
-        (lambda _, o: o.import_session("x", tools="read_file"), r"tools is a list of names.*write \['read_file'\]"),
-        (lambda _, o: o.map("a", "x"), "refs is a list, not 'a'"),
+        (lambda _, o: o.sessions.import_(5), "path is a path, as text or a Path, not 5"),
+        (lambda _, o: o.sessions.import_("x", tools="read_file"), r"tools is a list of names.*write \['read_file'\]"),
+        (lambda _, o: o.ask_all("a", "x"), "agents is a list, not 'a'"),
         (lambda _, o: o.session(system=5), "system is text, not 5"),
-        (lambda agent, o: o.export_session(agent.id, output=5), "output is a path, as text or a Path, not 5"),
+        (lambda agent, o: o.sessions.export(agent.id, output=5), "output is a path, as text or a Path, not 5"),
     ],
 )
 async def test_what_fits_no_parameter_is_refused_at_once(tmp_path: Path, deed: Deed, match: str) -> None:
@@ -151,4 +151,4 @@ async def test_half_characters_of_what_an_agent_is_told_are_replaced(tmp_path: P
     async with AsyncOrchestrator(home=tmp_path, env={}, **fake_world()) as o:
         agent = await o.spawn("t", backend=ScriptedBackend(["x"]))
         await agent.steer("a\ud800b")
-        assert [each.text for each in await agent.queue()] == ["a\ufffdb"]
+        assert [each.text for each in await agent.queue.list()] == ["a\ufffdb"]

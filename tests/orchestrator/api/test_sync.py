@@ -82,9 +82,9 @@ def test_a_name_is_no_list_of_agents(open_one: Open) -> None:
     """Nobody means its letters."""
     with open_one() as o:
         scripted(o, "done", name="reader")
-        with pytest.raises(ConfigError, match="refs is a list, not 'reader'"):
-            o.map("reader", "go")
-        assert [each.reply.text for each in o.map(["reader"], "go") if each.reply] == ["done"]
+        with pytest.raises(ConfigError, match="agents is a list, not 'reader'"):
+            o.ask_all("reader", "go")
+        assert [each.reply.text for each in o.ask_all(["reader"], "go") if each.reply] == ["done"]
 
 
 def test_ctrl_c_ends_the_waiting_and_not_the_agent(open_one: Open) -> None:
@@ -139,7 +139,7 @@ def test_ctrl_c_in_the_instant_of_asking(open_one: Open, monkeypatch: pytest.Mon
     with open_one() as o:
         agent = scripted(o, {"tool": "hold"}, "done", tools=[hold])
         with monkeypatch.context() as patched:
-            patched.setattr("orch.api.sync.asyncio.run_coroutine_threadsafe", pressed)
+            patched.setattr("orch.api.portal.asyncio.run_coroutine_threadsafe", pressed)
             with pytest.raises(KeyboardInterrupt):
                 agent.query("go")
         assert agent.state().status == "busy"
@@ -277,16 +277,16 @@ def test_an_end_that_does_not_come_can_be_left(
         raise KeyboardInterrupt
 
     start = asyncio.run_coroutine_threadsafe
-    monkeypatch.setattr("orch.api.sync.asyncio.run_coroutine_threadsafe", impatient)
+    monkeypatch.setattr("orch.api.portal.asyncio.run_coroutine_threadsafe", impatient)
     with pytest.raises(KeyboardInterrupt):
         o.close()
     assert not launcher.stopped
     o.close()
     launcher.go.set()
-    o._thread.join(10)
+    o._portal.thread.join(10)
     assert launcher.stopped
-    assert not o._thread.is_alive()
-    o._loop.close()
+    assert not o._portal.thread.is_alive()
+    o._portal.loop.close()
     gc.collect()
     assert caplog.text == ""
 
@@ -349,7 +349,7 @@ def test_a_closed_root_says_so(open_one: Open) -> None:
         with pytest.raises(ConfigError, match="closed"):
             attempt()
     assert repr(agent) == f"<Subagent {agent.id}>"
-    assert not o._thread.is_alive()
+    assert not o._portal.thread.is_alive()
 
 
 def test_a_root_that_cannot_start_ends_its_thread(open_one: Open) -> None:
@@ -382,7 +382,7 @@ def test_an_async_tool_that_would_wait_for_itself_is_told(open_one: Open) -> Non
         agent = scripted(o, {"tools": [{"tool": "ask"}, {"tool": "ask_plainly"}]}, "done", tools=[ask, ask_plainly])
         agent.query("go")
         results = str(agent.show().messages)
-        assert "would wait for ever" in results
+        assert "would wait forever" in results
         assert "helped" in results
 
 
@@ -406,7 +406,7 @@ def test_what_would_end_the_thread_of_an_orchestrator_ends_nothing(open_one: Ope
 
     told: list[str] = []
     with open_one(approve=approve) as o:
-        o._loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+        o._portal.loop.set_exception_handler(lambda _, context: told.append(context["message"]))
         script = [{"tool": "leave"}, {"tool": "task_create", "input": {"tasks": ["Look"]}}, "done"]
         agent = scripted(o, *script, tools=[leave, "task_create"])
         future = agent.submit("go")
@@ -422,9 +422,9 @@ def test_a_fork_of_the_program_makes_its_own(open_one: Open) -> None:
     """What was made before the fork refuses to work in the child, and is not closed by it."""
     with open_one() as o:
         agent = scripted(o, "fine")
-        o._pid = -1
+        o._portal._pid = -1
         o.close()
         with pytest.raises(ConfigError, match="forked child"):
             agent.query("go")
-        o._pid = os.getpid()
+        o._portal._pid = os.getpid()
         assert agent.query("go").text == "fine"

@@ -357,7 +357,7 @@ def test_summary_takes_the_place_of_the_receipt(shape: Shape, folder: Path) -> N
     """A model's answer is in the conversation at once, and still there after a restart."""
     turn = [*pairs(shape, 5), shape.assistant("done")]
     config = ArchivalConfig(profile="seed", summary=SummaryConfig(style="paragraph"))
-    with Archiver(folder, shape.name, config=config, summarise=lambda _: "Five files listed.") as archiver:
+    with Archiver(folder, shape.name, config=config, summarize=lambda _: "Five files listed.") as archiver:
         first = archiver.fold(turn)
         assert "Five files listed." in shape.text(first[1])
     with Archiver(folder, shape.name, config=config) as archiver:

@@ -64,7 +64,7 @@ def test_late_summary_is_put_in_when_it_comes(shape: Shape, tmp_path: Path) -> N
     """A model that does not answer in time leaves the receipt; the next fold has the answer in its place."""
     slow = Slow()
     turn = work(shape, 1, steps=6)
-    with Archiver(tmp_path, shape.name, config=HASTY, summarise=slow) as archiver:
+    with Archiver(tmp_path, shape.name, config=HASTY, summarize=slow) as archiver:
         live = archiver.fold([*turn, shape.user("next")])
         assert RECEIPT in shape.text(live[1])
         assert archiver.notes == [
@@ -89,7 +89,7 @@ def test_late_summary_outlives_the_archiver(shape: Shape, tmp_path: Path) -> Non
     """What came after the last fold is kept when the archiver closes, and put in by the next one."""
     slow = Slow()
     turn = work(shape, 1, steps=6)
-    with Archiver(tmp_path, shape.name, config=HASTY, summarise=slow) as archiver:
+    with Archiver(tmp_path, shape.name, config=HASTY, summarize=slow) as archiver:
         live = archiver.fold(turn)
         slow.answer()
     with Archiver(tmp_path, shape.name, config=HASTY) as archiver:
@@ -101,7 +101,7 @@ def test_late_summary_of_a_phase_is_put_in(shape: Shape, tmp_path: Path) -> None
     slow = Slow()
     turn = work(shape, 1, steps=9, size=4000)[:-1]
     turn[0] = {"role": "user", "content": [{"type": "text", "text": "Look into module 1", "cache_control": {"a": 1}}]}
-    with Archiver(tmp_path, shape.name, config=PHASES, summarise=slow) as archiver:
+    with Archiver(tmp_path, shape.name, config=PHASES, summarize=slow) as archiver:
         live = archiver.fold(turn)
         assert archiver.folded[0].kind == "phase"
         slow.answer()
@@ -115,7 +115,7 @@ def test_late_summary_of_a_phase_is_put_in(shape: Shape, tmp_path: Path) -> None
 def test_late_summary_waits_for_a_break(shape: Shape, tmp_path: Path) -> None:
     """Far up in what is cached a receipt stays, until something before it changes anyway."""
     slow = Slow()
-    with Archiver(tmp_path, shape.name, config=HASTY, summarise=slow) as archiver:
+    with Archiver(tmp_path, shape.name, config=HASTY, summarize=slow) as archiver:
         live = archiver.fold(work(shape, 1, steps=6))
         for number in range(2, 5):
             live = [*live, *work(shape, number, steps=4, size=2000)]
@@ -200,7 +200,7 @@ def test_each_kind_of_failure_is_told_once(shape: Shape, tmp_path: Path) -> None
 def test_model_that_hangs_is_not_asked_for_ever(shape: Shape, tmp_path: Path) -> None:
     """With some answers outstanding no further question is asked; when they have come, it is."""
     slow = Slow()
-    with Archiver(tmp_path, shape.name, config=HASTY, summarise=slow) as archiver:
+    with Archiver(tmp_path, shape.name, config=HASTY, summarize=slow) as archiver:
         turns = [message for number in range(MAX_PENDING + 3) for message in work(shape, number, steps=6)]
         live = archiver.fold(turns)
         assert slow.asked == MAX_PENDING
@@ -215,7 +215,7 @@ def test_model_that_hangs_is_not_asked_for_ever(shape: Shape, tmp_path: Path) ->
 def test_late_summary_and_a_full_disk(shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A late summary that cannot be written is given up with a note; the conversation goes on."""
     slow = Slow()
-    with Archiver(tmp_path, shape.name, config=HASTY, summarise=slow) as archiver:
+    with Archiver(tmp_path, shape.name, config=HASTY, summarize=slow) as archiver:
         live = archiver.fold(work(shape, 1, steps=6))
         slow.answer()
 
@@ -231,7 +231,7 @@ def test_late_summary_and_a_full_disk(shape: Shape, tmp_path: Path, monkeypatch:
 
 def test_summary_no_encoding_carries_is_mended(shape: Shape, tmp_path: Path) -> None:
     """Half a character in a summary does not get into the next request."""
-    with Archiver(tmp_path, shape.name, config=HASTY, summarise=lambda _: "half \ud83d of it") as archiver:
+    with Archiver(tmp_path, shape.name, config=HASTY, summarize=lambda _: "half \ud83d of it") as archiver:
         text = shape.text(archiver.fold(work(shape, 1, steps=6))[1])
         assert "half \N{REPLACEMENT CHARACTER} of it" in text
 

@@ -138,7 +138,7 @@ async def test_new_begins_anew_and_ends_the_subagents(tmp_path: Path) -> None:
         assert done.data["killed"] == [spawned.data["id"]]
         assert await shown(agent) == []
         assert [row.id for row in await o.agents()] == [agent.id, other.id]
-        assert len(await agent.branches()) == 2
+        assert len(await agent.session.branches()) == 2
 
 
 async def test_a_person_has_agents_where_the_session_may_have_none(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ async def test_branch_gives_the_question_back(tmp_path: Path) -> None:
     """It is there to be written in other words; labels name entries in between."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
-        question = next(row for row in (await agent.tree()).entries if row.role == "user")
+        question = next(row for row in (await agent.session.tree()).entries if row.role == "user")
         await agent.execute(f"/label {question.id} start")
         done = await agent.execute("/branch start")
         assert done.effect is not None

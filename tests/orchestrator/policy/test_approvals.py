@@ -348,14 +348,14 @@ async def test_a_session_that_was_approved_is_listed_until_its_agent_is_gone(tmp
         agent = await world.scripted(*[look, "done"] * 3, tools=["list_files"], cwd=tmp_path)
         for _ in range(2):
             await agent.query("look")
-        (held,) = await world.permissions()
+        (held,) = await world.permissions.list()
         assert (held.scope, held.agent_id, held.tool, len(asked)) == ("session", agent.id, "list_files", 1)
-        assert await world.permissions("/elsewhere") == []
-        assert await world.revoke(held.id) == [held]
+        assert await world.permissions.list("/elsewhere") == []
+        assert await world.permissions.revoke(held.id) == [held]
         await agent.query("look")
-        assert (len(asked), len(await world.permissions())) == (2, 1)
+        assert (len(asked), len(await world.permissions.list())) == (2, 1)
         await agent.kill()
-        assert await world.permissions() == []
+        assert await world.permissions.list() == []
 
 
 async def test_the_client_that_waits_is_asked_and_answers(tmp_path: Path) -> None:

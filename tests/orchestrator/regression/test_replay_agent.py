@@ -67,7 +67,7 @@ def lived(tmp_path: Path, session: Path | None = None, **options: Any) -> tuple[
             if session is None:
                 agent = await world.spawn("Look", backend=backend, tools=tools, cwd=tmp_path, name="a-b")
             else:
-                agent = await world.import_session(session, backend=backend, tools=["read_file"], cwd=tmp_path)
+                agent = await world.sessions.import_(session, backend=backend, tools=["read_file"], cwd=tmp_path)
             await agent.query("What is there?")
             await agent.query("Is that all?")
             return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
@@ -240,7 +240,7 @@ def test_what_was_compacted_is_compacted_again(tmp_path: Path) -> None:
             (tmp_path / "one.txt").write_text("this is one\n")
             for number in range(4):
                 await agent.query(f"Question {number}?")
-            await agent.compact()
+            await agent.session.compact()
             await agent.query("Sure?")
             return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
 
@@ -320,9 +320,9 @@ def test_a_way_back_behind_an_answer_is_told_again(tmp_path: Path) -> None:
         async with opened(tmp_path / "home") as world:
             agent = await world.spawn("Look", backend=ScriptedBackend(["One.", "Two.", "Three."]), tools=[])
             await agent.query("Which?")
-            answer = next(row.id for row in (await agent.tree()).entries if row.role == "assistant")
+            answer = next(row.id for row in (await agent.session.tree()).entries if row.role == "assistant")
             await agent.query("Sure?")
-            await agent.checkout(answer)
+            await agent.session.checkout(answer)
             await agent.query("And else?")
             return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
 

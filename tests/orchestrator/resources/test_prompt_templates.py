@@ -150,7 +150,7 @@ class TestAsked:
         config = Config(prompt=PromptConfig(vars={"language": "Latin"}))
         async with opened(tmp_path, config=config) as world:
             assert world.register_prompt_template("greeter", "You greet {{whom}} in {{language}}.") == ("greeter",)
-            assert [each.name for each in world.prompt_templates()] == ["greeter"]
+            assert [each.name for each in world.prompt_templates.list()] == ["greeter"]
             agent = await world.scripted("ave", tools=[], prompt_template="greeter", vars={"whom": "zebras"})
             shown = await agent.prompt_parts()
             await asyncio.sleep(0)

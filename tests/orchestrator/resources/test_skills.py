@@ -189,7 +189,7 @@ class TestProgram:
             ):
                 with pytest.raises(ConfigError, match=why):
                     world.register_skill(wrong)  # type: ignore[arg-type]
-            assert [each.name for each in world.skills(tmp_path) if each.where == "program"] == ["a", "b"]
+            assert [each.name for each in world.skills.list(tmp_path) if each.where == "program"] == ["a", "b"]
             agent = await world.scripted("done")
             assert [skill.name for skill in spec_of(world, agent).skills] == ["a", "b"]
 

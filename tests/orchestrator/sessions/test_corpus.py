@@ -102,7 +102,7 @@ async def test_its_agent_goes_on(home: Path) -> None:
         assert (await agent.query("and?")).text == said["next"]
         for archive, texts in said["archives"].items():
             if texts is not None:
-                assert [text_of(message) for message in await o.read_archive(archive)] == texts
+                assert [text_of(message) for message in await o.archives.read(archive)] == texts
     assert len(read_session(session(home)).messages) > len(said["shown"])
 
 

@@ -110,7 +110,7 @@ async def test_an_agent_goes_on_with_the_mended_copy(tmp_path: Path) -> None:
         agent = await o.scripted("one", "two", "three", "four", context="none")
         for asked in ("first", "second", "third"):
             await agent.query(asked)
-        assert (await agent.fsck(repair=True)).found == ()
+        assert (await agent.session.fsck(repair=True)).found == ()
         path = Path((await agent.state()).folder, "session.jsonl")
         await agent.kill()
         await agent.resume()
@@ -118,17 +118,17 @@ async def test_an_agent_goes_on_with_the_mended_copy(tmp_path: Path) -> None:
         at = whole.index(b'"second"')
         damaged = whole[:at] + b'"sec?nd"' + whole[at + 8 :] + b'{"type":"mess'
         put(path, damaged)
-        looked = await agent.fsck()
+        looked = await agent.session.fsck()
         assert {each.kind for each in looked.found} >= {"damaged", "torn"}
         assert (looked.kept, contents(path)) == ("", damaged)
-        checked = await agent.fsck(repair=True)
+        checked = await agent.session.fsck(repair=True)
         assert contents(Path(checked.kept)) == damaged
         assert any("it is left out" in each for each in checked.repaired)
-        assert (await agent.fsck()).found == ()
+        assert (await agent.session.fsck()).found == ()
         assert [text_of(each) for each in read_session(path.parent).messages][-1].endswith("three")
         assert (await agent.query("fourth")).text
-        for row in await o.archives(agent.id):
-            assert await o.read_archive(row.id)
+        for row in await o.archives.list(agent.id):
+            assert await o.archives.read(row.id)
 
 
 async def test_a_session_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ async def test_a_session_that_is_being_written_is_left_alone(tmp_path: Path) -> 
         path = Path((await agent.state()).folder, "session.jsonl")
         put(path, contents(path) + b"{")
         with pytest.raises(AgentBusyError, match="is at work: first"):
-            await agent.fsck(repair=True)
+            await agent.session.fsck(repair=True)
         assert contents(path).endswith(b"}\n{")
         put(path, contents(path)[:-1])
         gate.open.set()
@@ -150,7 +150,7 @@ async def test_a_session_that_is_being_written_is_left_alone(tmp_path: Path) -> 
         put(path, contents(path) + b"{")
         lock = FolderLock.acquire(path.parent)
         with pytest.raises(LockedError):
-            await agent.fsck(repair=True)
+            await agent.session.fsck(repair=True)
         lock.release()
         assert names(path) == {"session.jsonl"}
 
@@ -164,9 +164,9 @@ async def test_what_was_deleted_is_in_no_damaged_file_either(tmp_path: Path) -> 
         path = Path((await agent.state()).folder, "session.jsonl")
         await agent.kill()
         put(path, contents(path) + b"{")
-        kept = Path((await agent.fsck(repair=True)).kept)
+        kept = Path((await agent.session.fsck(repair=True)).kept)
         assert names(path) == {"session.jsonl", kept.name}
-        await o.prune_archives(older=0)
+        await o.archives.prune(older=0)
         assert names(path) == {"session.jsonl"}
 
 

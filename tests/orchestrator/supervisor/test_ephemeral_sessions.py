@@ -111,7 +111,7 @@ async def test_nothing_of_it_is_on_the_disk(memory: Path, tmp_path: Path, capsys
         agent = await o.spawn("a secret task", tools=[], backend=script, cwd=tmp_path, persist=False)
         assert (await agent.query("a secret question")).text == "a secret answer"
         assert len((await agent.show()).messages) == 2
-        copy = await agent.fork()
+        copy = await agent.session.fork()
         assert (await copy.query("and?")).text == "another"
         folders = [Path((await each.state()).folder) for each in (agent, copy)]
         assert all(folder.is_relative_to(memory) and folder.exists() for folder in folders)
@@ -120,7 +120,7 @@ async def test_nothing_of_it_is_on_the_disk(memory: Path, tmp_path: Path, capsys
         tree = o.supervisor.tree.nodes
         assert (tree[agent.id].spec.archival, tree[agent.id].spec.memory) == (None, None)
         with pytest.raises(ConfigError, match="so nothing of it is archived"):
-            await o.archives(agent.id)
+            await o.archives.list(agent.id)
         await agent.kill()
         assert not folders[0].exists()
         for wanted in (agent.query("?"), o.resume(agent.id)):

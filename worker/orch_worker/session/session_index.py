@@ -5,6 +5,7 @@ Read without decoding what was said, and without keeping it: a head of each entr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,8 @@ BEGINNING: Final = "root"
 """What a person calls the place before the first entry."""
 HEAD: Final = 80
 LEAST_PREFIX: Final = 2
+TURN_NUMBER: Final = re.compile(r"turn:(-?\d{1,9})|(-?\d{1,3})")
+"""`turn:12`, or up to three digits. A longer run of digits may be the prefix of an entry id."""
 ASIDE: Final = frozenset({"checkout", "label", "session_info", "model_change", "thinking_level_change", "custom"})
 """Entries with which nothing was said."""
 
@@ -155,9 +158,26 @@ class Outline:
                 break
         return model, level
 
-    def find(self, ref: str) -> str | None:
-        """Return the id of the entry that `ref` means: an id, a label, the beginning of one id, or `root`: None.
+    def turns(self) -> list[tuple[str, str]]:
+        """Return the first and the last entry id of each turn of the current conversation, in order.
 
+        A turn begins with its prompt. Steering messages belong to the turn that received them.
+        """
+        found: list[tuple[str, str]] = []
+        turn = ""
+        for row in (self._rows[place] for place in [*self.lineage.back(len(self._rows) - 1)][::-1]):
+            if row.type == "message" and row.role == "user" and (not found or not row.turn or row.turn != turn):
+                found.append((row.id, row.id))
+                turn = row.turn
+            elif found and row.type not in ASIDE and row.turn == turn:
+                found[-1] = (found[-1][0], row.id)
+        return found
+
+    def find(self, ref: str, *, prompt: bool = False) -> str | None:
+        """Return the id of the entry that `ref` names, None for "root", the place before the first entry.
+
+        `ref` is an entry id, a label, a turn number (1 is the first turn of the current conversation, -1 the last one),
+        or a unique prefix of an entry id. A turn number means the last entry of the turn; with `prompt` its prompt.
         Raises EntryNotFoundError, AmbiguousRefError.
         """
         if self._is_there(ref):
@@ -167,12 +187,14 @@ class Outline:
             return labelled[-1]
         if ref == BEGINNING:
             return None
+        if number := TURN_NUMBER.fullmatch(ref):
+            return self._turn(int(number[1] or number[2]))[0 if prompt else 1]
         found = [id for id in self.lineage.places if len(ref) >= LEAST_PREFIX and id.startswith(ref)]
         if len(found) > 1:
             raise AmbiguousRefError(f"{ref!r} is the beginning of {len(found)} entries: {', '.join(found[:8])}")
         if not found or not self._is_there(found[0]):
             raise EntryNotFoundError(
-                f"the session has no entry {ref[:80]!r}: give an id, the beginning of one, a label, or "
+                f"the session has no entry {ref[:80]!r}: give an id or a unique prefix, a label, a turn number, or "
                 f"{BEGINNING!r}; `orch session tree` shows them"
             )
         return found[0]
@@ -180,6 +202,12 @@ class Outline:
     def row(self, id: str) -> EntryRow:
         """Return the entry with that id, which is there."""
         return self._rows[self.lineage.places[id]]
+
+    def _turn(self, number: int) -> tuple[str, str]:
+        turns = self.turns()
+        if not 1 <= abs(number) <= len(turns):
+            raise EntryNotFoundError(f"no turn {number}: the conversation has {len(turns)} turns, numbered from 1")
+        return turns[number - 1 if number > 0 else number]
 
     def _is_there(self, id: str) -> bool:
         place = self.lineage.places.get(id)

@@ -5,27 +5,24 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from orch_protocol.agent.config import parse_model
 from orch_protocol.agent.models import Answers
-from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, ConfigError, OrchError
-from orch_protocol.core.ids import new_entry_id, new_id
-from orch_protocol.session.entries import Label, ModelChange, SessionInfo
+from orch_protocol.core.ids import new_id
 from orch_protocol.session.tree import Forked, ForkSession
 from orch_worker.agent.model_selection import model_of
 from orch_worker.backends.cost_estimate import check_priced
-from orch_worker.session.session_index import Outline, read_outline
+from orch_worker.session.session_index import read_outline
 from orch_worker.session.transcript import NAME
 from orch_worker.system.files import cannot
 from orch_worker.tools.python import namespace
 from orch_worker.tools.values.store import take_along
 
-from ...sessions.formats.conversation import Found, Reading, Told
-from ...sessions.formats.native import read_own
+from ...sessions.copy_session import copy_conversation
 from ...sessions.import_ import plant
 from ...tree.agents.state import answered_by, iso
 from ...tree.journal import events
@@ -42,7 +39,7 @@ __all__ = ["fork"]
 
 
 async def fork(root: Supervisor, caller: str | None, params: ForkSession) -> Forked:
-    """Make a cold agent whose session is a copy of a path of another one's, with the archives on it.
+    """Make a cold agent whose session is a copy of another one's: one path through it, or all branches; with archives.
 
     It may do what that one may, below the same agent. Raises AgentBusyError when no entry is named and a turn runs,
     EntryNotFoundError, AmbiguousRefError, ConfigError, SpawnError, StoreError.
@@ -71,7 +68,10 @@ async def fork(root: Supervisor, caller: str | None, params: ForkSession) -> For
         with contextlib.suppress(ConfigError):  # who asks the copy is told why that model does not answer
             copy = answered_by(copy, await answers_at(root, spec, chosen, thinking))
     model = copy.backend if params.model is not None else None
-    found = await root.disk.do(_copied, spec, params.at, model, iso(root.clock()))
+    now = iso(root.clock())
+    found = await root.disk.do(
+        lambda: copy_conversation(Path(spec.folder), params.at, all=params.all, model=model, now=now)
+    )
     await root.disk.do(plant, Path(copy.folder), id, spec.cwd, found, Path(spec.id))
     try:
         await root.disk.do(_belongings, Path(spec.folder), Path(copy.folder))
@@ -105,42 +105,3 @@ def _belongings(folder: Path, copy: Path) -> None:
 def _answers(folder: Path, at: str | None) -> tuple[str, str]:
     outline = read_outline(folder)
     return outline.answers(outline.leaf if at is None else outline.find(at))
-
-
-def _copied(spec: AgentSpec, at: str | None, model: BackendSpec | None, now: str) -> Found:
-    """Return the path to the entry `at`, with the names of what is on it, and the `model` that goes on as its own."""
-    folder = Path(spec.folder)
-    outline = read_outline(folder)
-    to = outline.leaf if at is None else outline.find(at)
-    found = read_own((folder / NAME).read_bytes(), Reading(folder / NAME, repair=True))
-    by_id = {entry.id: entry for entry in found.entries}
-    path: list[Told] = []
-    while to is not None and (entry := by_id.get(to)) is not None:
-        path.append(entry)
-        to = entry.parent_id
-    path.reverse()
-    on_path = {entry.id for entry in path}
-    path += _names(outline, path, on_path, now)
-    if model is not None:
-        change = ModelChange(**_next(path, on_path, now), provider=model.provider, model_id=model.model, own=True)
-        path.append(change)
-    return replace(found, entries=tuple(path))
-
-
-def _names(outline: Outline, path: list[Told], on_path: set[str], now: str) -> list[Told]:
-    """Return the labels of what is on the path, and the session's title, as far as they were given elsewhere."""
-    added: list[Told] = []
-    there = {entry.target_id: entry.label for entry in path if isinstance(entry, Label)}
-    for target, label in outline.labels.items():
-        if target in on_path and there.get(target) != label:
-            added.append(Label(**_next([*path, *added], on_path, now), target_id=target, label=label))
-    titles = [entry.name for entry in path if isinstance(entry, SessionInfo)]
-    if outline.name and titles[-1:] != [outline.name]:
-        added.append(SessionInfo(**_next([*path, *added], on_path, now), name=outline.name))
-    return added
-
-
-def _next(path: list[Told], taken: set[str], now: str) -> dict[str, Any]:
-    id = new_entry_id(taken)
-    taken.add(id)
-    return {"id": id, "parent_id": path[-1].id if path else None, "timestamp": now}

@@ -17,6 +17,7 @@ from orch_protocol.services.import_export import Imported, ImportSession
 from orch_protocol.services.requests import Spawn
 from orch_protocol.session.entries import ArchiveEntry, MessageEntry, ModelChange, ThinkingLevelChange
 
+from ...sessions.copy_session import copy_conversation
 from ...sessions.formats.conversation import Found, Told, path_of
 from ...sessions.formats.detect import read_conversation
 from ...sessions.import_ import has_messages, plant, task_of
@@ -37,7 +38,7 @@ async def import_session(root: Supervisor, _: str | None, params: ImportSession)
     Raises ForeignFileError, DamagedError, StoreError, ConfigError, SpawnError.
     """
     path = Path(params.here, params.path)
-    found = await root.disk.do(lambda: read_conversation(path, params.which, repair=params.repair))
+    found = await root.disk.do(_read, path, params, iso(root.clock()))
     spec, said = await _adopt(root, params, found, path, None)
     below: list[AgentSpec] = []
     left: list[str] = []
@@ -61,6 +62,12 @@ async def import_session(root: Supervisor, _: str | None, params: ImportSession)
         repairs=found.repairs,
         notes=(*notes, *left, *filter(None, (said,))),
     )
+
+
+def _read(path: Path, params: ImportSession, now: str) -> Found:
+    if params.at is None and params.all:
+        return read_conversation(path, params.which, repair=params.repair)
+    return copy_conversation(path.parent, params.at, all=params.all, model=None, now=now)
 
 
 async def _adopt(

@@ -20,7 +20,6 @@ from orch_protocol.resources.skills import SKILL_READ
 from orch_protocol.services.requests import Empty
 from orch_protocol.session.entries import Custom
 from orch_protocol.session.tree import (
-    Change,
     Changed,
     ChangeSession,
     Choose,
@@ -40,9 +39,10 @@ from orch_protocol.wire.worker_messages import Summed, SumUp
 from orch_worker.agent.model_selection import model_of
 from orch_worker.context.branch_summary import extracted, left_behind
 from orch_worker.context.summarizer import writer_of
-from orch_worker.session.session_index import BEGINNING, Outline, question, read_outline
+from orch_worker.session.session_index import question, read_outline
 from orch_worker.session.transcript import Transcript, read_session
 
+from ...sessions.stored import check_label, read_tree
 from ...tree.agents.state import Node
 from ...tree.journal import events
 from ...tree.journal.events import BOOT_SECONDS
@@ -205,29 +205,15 @@ def _kept(folder: Path, kind: str | None) -> list[Kept]:
 
 
 def _shown(spec: AgentSpec, model: str, most: int | None) -> SessionShown:
-    outline = read_outline(Path(spec.folder))
-    header, rows = outline.header, outline.rows()
-    recorded = outline.answers(outline.leaf)
+    tree = read_tree(Path(spec.folder), most)
+    recorded = tree.model, tree.thinking
     if model_selection.holds(spec, *recorded):
         thinking = spec.backend.thinking if model_selection.told(Answers(spec.backend, ""), wanted=False) else ""
-    else:  # whoever asks next has this one answer, or is told why it does not
+    else:  # the next query uses the recorded model, or fails and says why it cannot
         born = spec.born or spec.backend
         model, thinking = recorded[0] or model_of(born), recorded[1] or born.thinking
-    return SessionShown(
-        id=spec.id,
-        name=spec.name,
-        title=outline.name,
-        folder=spec.folder,
-        cwd=header.cwd if header else spec.cwd,
-        parent_session=header.parent_session if header else None,
-        leaf=outline.leaf,
-        entries=tuple(rows[max(0, len(rows) - most) :] if most is not None else rows),
-        count=len(rows),
-        branches=tuple(outline.branches()),
-        labels=outline.labels,
-        model=model,
-        thinking=thinking,
-    )
+    cwd = tree.cwd or spec.cwd
+    return replace(tree, id=spec.id, name=spec.name, folder=spec.folder, cwd=cwd, model=model, thinking=thinking)
 
 
 def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None, tuple[str, str]]:
@@ -237,7 +223,7 @@ def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None,
     outline = read_outline(folder)
     change, text, to_be = params.change, None, outline.answers(outline.leaf)
     if isinstance(change, Move):
-        to = outline.find(change.to) if change.to is not None else None
+        to = outline.find(change.to, prompt=params.ask_anew) if change.to is not None else None
         if params.ask_anew and to is not None and (text := question(folder, to)) is not None:
             to = outline.row(to).parent_id
         change = Move(to, scrub(change.summary) if change.summary else None, change.summarise and not change.summary)
@@ -247,7 +233,7 @@ def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None,
     elif isinstance(change, Think):
         to_be = to_be[0], change.level
     elif isinstance(change, Relabel):
-        change = _relabel(outline, change)
+        change = check_label(outline, change)
     elif isinstance(change, Inform) and not change.text.strip():
         raise ConfigError("there is nothing to tell the model: the text is empty")
     elif isinstance(change, Keep) and not change.custom_type.strip():
@@ -255,20 +241,6 @@ def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None,
     elif isinstance(change, Keep) and change.custom_type in OWN:
         raise ConfigError(f"under {change.custom_type!r} sessions have what orch itself keeps: choose another kind")
     return Edit(new_entry_id(outline.lineage.places), change), text, to_be
-
-
-def _relabel(outline: Outline, change: Relabel) -> Change:
-    target = outline.find(change.target)
-    if target is None:
-        raise ConfigError("the beginning has no entry that could be labelled: name one")
-    label = change.label.strip() if change.label else ""
-    if label == BEGINNING or label in outline.lineage.places:
-        what = "the beginning" if label == BEGINNING else "an entry"
-        raise ConfigError(f"{label!r} means {what} already: choose another label")
-    taken = next((id for id, each in outline.labels.items() if each == label and id != target), None)
-    if taken is not None:
-        raise ConfigError(f"label {label!r} is the entry {taken}'s: choose another, or take that one away first")
-    return Relabel(target, scrub(label) or None)
 
 
 def _edited(spec: AgentSpec, edit: Edit) -> None:

@@ -234,7 +234,7 @@ def test_summary_of_an_agent_keeps_what_the_turn_changed(life: Life) -> None:
 def test_merged_records_keep_the_latest_changes_failures_and_jobs(tmp_path: Path) -> None:
     """However many summarized turns merge, the record of each merge names the latest that it stands for."""
     config = ArchivalConfig(profile="economy", rollup_tokens=1_000)
-    with Archiver(tmp_path, "orch", config=config, summarise=lambda _: '{"outcome": "All quiet."}') as archiver:
+    with Archiver(tmp_path, "orch", config=config, summarize=lambda _: '{"outcome": "All quiet."}') as archiver:
         live: list[Message] = []
         for number in range(30):
             live = archiver.fold([*live, *working_turn(number)])

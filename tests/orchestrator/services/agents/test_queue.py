@@ -47,19 +47,19 @@ async def test_what_waits_is_listed_and_taken_back_by_id(tmp_path: Path) -> None
         agent, asked = await at_work(o, gate)
         late = await agent.follow_up("then sum up")
         one, two = await agent.steer("be brief"), await agent.steer("in French")
-        assert [(each.id, each.text, each.follow_up) for each in await agent.queue()] == [
+        assert [(each.id, each.text, each.follow_up) for each in await agent.queue.list()] == [
             (one, "be brief", False),
             (two, "in French", False),
             (late, "then sum up", True),
         ]
-        assert [each.text for each in await agent.clear_queue(two[:6])] == ["in French"]
+        assert [each.text for each in await agent.queue.clear(two[:6])] == ["in French"]
         with pytest.raises(ConfigError, match="nothing waits to be heard by agent 'agent-1'"):
-            await agent.clear_queue(two)
+            await agent.queue.clear(two)
         gate.open.set()
         await asked
         assert heard(o, agent) == ["be brief", "then sum up"]
-        assert await agent.queue() == []
-        assert await agent.clear_queue() == []
+        assert await agent.queue.list() == []
+        assert await agent.queue.clear() == []
 
 
 async def test_all_of_it_is_taken_back_also_from_an_agent_without_a_process(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ async def test_all_of_it_is_taken_back_also_from_an_agent_without_a_process(tmp_
         await killed(o, agent)
         await agent.steer("one")
         await agent.steer("two")
-        assert [each.text for each in await agent.clear_queue()] == ["one", "two"]
+        assert [each.text for each in await agent.queue.clear()] == ["one", "two"]
         await agent.steer("three")
         await agent.query("go on")
         assert heard(o, agent) == ["three"]
@@ -83,7 +83,7 @@ async def test_how_much_is_heard_at_once_is_set_at_any_time_and_lasts(tmp_path: 
     gate = Gate()
     async with opened(tmp_path) as o:
         agent, asked = await at_work(o, gate)
-        await agent.set_queue(steering="all")
+        await agent.queue.set_modes(steering="all")
         for text in ("a", "b"):
             await agent.steer(text)
             await agent.follow_up(text.upper())
@@ -93,7 +93,7 @@ async def test_how_much_is_heard_at_once_is_set_at_any_time_and_lasts(tmp_path: 
         roles = [message.role for message in (await agent.show()).messages[3:]]
         assert heard(o, agent) == ["a", "b", "A", "B"]
         assert roles.count("assistant") == 3
-        await agent.set_queue(follow_up="all")
+        await agent.queue.set_modes(follow_up="all")
         await agent.kill()
         await agent.resume()
         spec = o.supervisor.tree.nodes[agent.id].spec
@@ -111,15 +111,15 @@ async def test_what_was_recorded_before_a_death_is_not_heard_twice(
         await agent.steer("be brief")
         gate.open.set()
         await asked
-        assert len(await agent.queue()) == 1
+        assert len(await agent.queue.list()) == 1
         await killed(o, agent)
-        assert await agent.clear_queue() == [], "it was heard, and cannot be taken back"
+        assert await agent.queue.clear() == [], "it was heard, and cannot be taken back"
         monkeypatch.undo()
         await agent.steer("in French")
         await agent.query("go on")
         assert heard(o, agent) == ["be brief", "in French"]
         await agent.query("and on")  # frames come in order
-        assert await agent.queue() == []
+        assert await agent.queue.list() == []
 
 
 async def test_what_was_accepted_outlives_the_root(tmp_path: Path) -> None:
@@ -131,11 +131,11 @@ async def test_what_was_accepted_outlives_the_root(tmp_path: Path) -> None:
         await agent.resume()
         said = await agent.steer("be brief")
         gone = await agent.steer("never mind")
-        await agent.clear_queue(gone)
-        await agent.set_queue(steering="all")
+        await agent.queue.clear(gone)
+        await agent.queue.set_modes(steering="all")
     async with World(tmp_path, run="r") as o:
         agent = await o.get("a")
-        assert [each.id for each in await agent.queue()] == [said]
+        assert [each.id for each in await agent.queue.list()] == [said]
         await agent.query("go on")
         assert heard(o, agent) == ["be brief"]
         assert o.supervisor.tree.nodes[agent.id].spec.queue_mode == "all"
@@ -147,11 +147,11 @@ async def test_a_copy_of_a_conversation_is_not_told_what_waits_for_the_first(tmp
         agent = await o.scripted("one", "two", "three", context="none")
         await agent.query("first")
         said = await agent.steer("mind the gap")
-        copy = await agent.fork()
-        assert await copy.queue() == []
-        assert [each.id for each in await agent.queue()] == [said]
+        copy = await agent.session.fork()
+        assert await copy.queue.list() == []
+        assert [each.id for each in await agent.queue.list()] == [said]
         await copy.query("second")
         assert "mind the gap" not in str((await copy.show()).messages)
         await agent.query("second")
         assert "mind the gap" in str((await agent.show()).messages)
-        assert await agent.queue() == []
+        assert await agent.queue.list() == []

@@ -49,10 +49,10 @@ async def test_too_little_of_an_id_is_told_so(tmp_path: Path) -> None:
         holder = (await agent.query("go")).archived_to or ""
         for length in range(1, 4):
             with pytest.raises(AmbiguousRefError, match="too little of an archive's id: type 4 characters"):
-                await o.read_archive(holder[:length])
-        assert len(await o.read_archive(holder[:4])) == 2
+                await o.archives.read(holder[:length])
+        assert len(await o.archives.read(holder[:4])) == 2
         with pytest.raises(AgentNotFoundError, match="no archive 'zz'"):
-            await o.read_archive("zz")
+            await o.archives.read("zz")
         short = next(holder[:length] for length in range(1, 4) if not agent.id.startswith(holder[:length]))
         with pytest.raises(AgentNotFoundError, match="no agent goes by"):
             await o.get(short)
@@ -73,9 +73,9 @@ async def test_what_is_no_query_and_no_id_is_told(tmp_path: Path, method: str, g
         with pytest.raises(ConfigError, match=words):
             await getattr(o, method)(*given)
         with pytest.raises(ConfigError, match=r"`\$.limit`"):
-            await o.search_archive("x", limit="many")  # type: ignore[arg-type]
+            await o.archives.search("x", limit="many")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=r"`\$.first`"):
-            await o.read_archive("abcd", first="x")  # type: ignore[arg-type]
+            await o.archives.read("abcd", first="x")  # type: ignore[arg-type]
 
 
 async def test_archives_that_were_listed_are_found(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ async def test_archives_that_were_listed_are_found(tmp_path: Path) -> None:
         nodes[agent.id].archives.clear()
         nodes.holders.clear()
         o.supervisor.archives._told.clear()
-        assert [row.id for row in await o.archives()] == [holder]
-        assert len(await o.read_archive(holder or "")) == 2
+        assert [row.id for row in await o.archives.list()] == [holder]
+        assert len(await o.archives.read(holder or "")) == 2
 
 
 async def test_a_search_reads_the_files_of_those_that_have_archives(
@@ -122,6 +122,6 @@ async def test_a_search_reads_the_files_of_those_that_have_archives(
     for others in ({asked.id}, set()):
         read.clear()
         async with opened(tmp_path, run="mine", config=lazy) as o:
-            assert await o.search_archive("needle")
-            assert [row.owner for row in await o.archives()] == [owner.id]
+            assert await o.archives.search("needle")
+            assert [row.owner for row in await o.archives.list()] == [owner.id]
         assert set(read) == {owner.id} | others

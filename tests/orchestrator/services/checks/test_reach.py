@@ -248,7 +248,7 @@ async def test_peers_and_archives_survive_resume_fork_and_a_new_root(tmp_path: P
         asker = await world.scripted(*["ok"] * 9, peers=[peer], archives=[archive])
         await asker.kill()
         await asker.resume()
-        copy = await asker.fork()
+        copy = await asker.session.fork()
         ids = [asker.id, copy.id]
     async with opened(tmp_path, run="r", config=config) as world:
         for id in ids:

@@ -117,14 +117,14 @@ async def test_summaries_between_turns_are_written_by_a_model_and_paid(tmp_path:
         agent = await buy(world, *["x" * 4000 + "$1"] * 8, max_cost=9.5)
         for _ in range(6):
             await agent.query("go " + "y" * 4000)
-        done = await agent.compact()
+        done = await agent.session.compact()
         assert (done.writer, done.usage.cost_usd) == ("model", 1.0)
         assert await row(agent) == (7.0, 9.5)
-        first = (await agent.tree()).entries[0].id
-        await agent.checkout(first, summarise=True)
+        first = (await agent.session.tree()).entries[0].id
+        await agent.session.checkout(first, summarize=True)
         assert await row(agent) == (8.0, 9.5)
         await agent.query("go on")
-        await agent.checkout(first, summarise=True)
+        await agent.session.checkout(first, summarize=True)
         assert await row(agent) == (9.0, 9.5)
         assert no_money_is_held(world)
 

@@ -59,17 +59,17 @@ async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> Non
         note(folder, agent.id, Choose("nowhere:model"))
         with pytest.raises(ConfigError, match="unknown provider 'nowhere'"):
             await agent.query("fourth")
-        await agent.title("Nothing else is kept from happening")
-        assert (await agent.tree()).model == "nowhere:model"
-        there = (await agent.tree()).leaf
+        await agent.session.title("Nothing else is kept from happening")
+        assert (await agent.session.tree()).model == "nowhere:model"
+        there = (await agent.session.tree()).leaf
         assert await agent.set_model("extractive") == "extractive"
         assert (await agent.query("Which was the one?")).text
 
         # Nobody answers there in the place of who is on record, also not who was chosen just before.
         await agent.set_model("extractive")
-        assert (await agent.tree()).model == "extractive"
-        await agent.checkout(there)
-        assert (await agent.tree()).model == "nowhere:model"
+        assert (await agent.session.tree()).model == "extractive"
+        await agent.session.checkout(there)
+        assert (await agent.session.tree()).model == "nowhere:model"
         with pytest.raises(ConfigError, match="unknown provider 'nowhere'"):
             await agent.query("fifth")
 
@@ -83,10 +83,10 @@ async def test_a_session_of_ours_goes_on_with_the_model_of_whoever_takes_it_over
         await agent.kill()
         folder = (await agent.state()).folder
         note(folder, agent.id, Choose("nowhere:model"))
-        other = await o.import_session(Path(folder) / NAME, backend=ScriptedBackend([{"loop": ["two"]}]))
-        assert (await other.tree()).model == "scripted"
+        other = await o.sessions.import_(Path(folder) / NAME, backend=ScriptedBackend([{"loop": ["two"]}]))
+        assert (await other.session.tree()).model == "scripted"
         assert (await other.query("second")).text == "two"
-        kinds = [(row.type, row.head) for row in (await other.tree()).entries if row.type == "model_change"]
+        kinds = [(row.type, row.head) for row in (await other.session.tree()).entries if row.type == "model_change"]
         assert [head for _, head in kinds] == ["extractive", "nowhere:model", "scripted"]
 
 
@@ -95,15 +95,15 @@ async def test_what_was_chosen_holds_in_a_later_root_and_on_its_branch(tmp_path:
     async with opened(tmp_path, run="one") as o:
         agent = await o.scripted("one", {"loop": ["more"]}, context="none", tools=[], name="reader")
         await agent.query("first")
-        before = (await agent.tree()).leaf
+        before = (await agent.session.tree()).leaf
         await agent.set_model("extractive")
     async with opened(tmp_path, run="one") as o:
         agent = await o.get("reader")
         assert (await agent.state()).model == "extractive"
         assert "Offline search" in (await agent.query("Which was one?")).text
-        copy = await agent.fork(before)
+        copy = await agent.session.fork(before)
         assert (await copy.state()).model == "scripted"
-        await agent.checkout(before)
+        await agent.session.checkout(before)
     async with opened(tmp_path, run="one") as o:
         agent, copy = await o.get("reader"), await o.get(copy.id)
         assert [(await each.state()).model for each in (agent, copy)] == ["scripted"] * 2
@@ -133,7 +133,7 @@ async def test_what_cannot_be_chosen_is_refused_and_changes_nothing(tmp_path: Pa
         await agent.cancel(hard=True)
         with pytest.raises(AgentDiedError):
             await working
-        assert not [row for row in (await agent.tree()).entries if row.type.endswith("_change")]
+        assert not [row for row in (await agent.session.tree()).entries if row.type.endswith("_change")]
 
 
 def test_what_an_agent_was_made_with_holds_where_nothing_is_on_record() -> None:
@@ -188,4 +188,4 @@ async def test_a_level_that_is_configured_is_for_models_that_are_asked_for_no_ot
         assert (await answers_at(root, calm, "", "")).backend.thinking == "low"
         assert (await answers_at(root, root.tree.nodes[parent.id].spec, "ollama:deep", "")).backend.thinking == "high"
         assert (await parent.execute("/thinking")).text == "as the model does by itself"
-        assert (await parent.tree()).thinking == ""
+        assert (await parent.session.tree()).thinking == ""

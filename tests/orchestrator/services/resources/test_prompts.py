@@ -231,7 +231,7 @@ class TestShown:
             agent = await world.scripted("one", tools=["tasks", "read_file"])
             await agent.query("go")
             monkeypatch.setattr(builder, "today", lambda: "2026-05-02")
-            await agent.narrow(["tasks"])
+            await agent.revoke_tools(keep=["tasks"])
             await agent.ping()
             shown = await shown_of(agent)
         assert {part.name: part.change for part in shown.parts if part.change} == {

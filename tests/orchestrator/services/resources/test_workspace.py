@@ -51,15 +51,15 @@ async def test_it_is_shown_the_latest_first_or_by_what_is_asked(tmp_path: Path) 
         agent = await reader(o, tmp_path, tools=["read_file"])
         await agent.query("first")
         await agent.query("second")
-        shown = await agent.workspace()
+        shown = await agent.workspace.show()
         assert (names(shown.artifacts), shown.turn, shown.enabled) == (["file:b.txt", "file:a.txt"], 2, True)
         assert shown.digest == "[2 in all: 2 files]"
-        assert names((await agent.workspace("a.txt?")).artifacts) == ["file:a.txt", "file:b.txt"]
+        assert names((await agent.workspace.show("a.txt?")).artifacts) == ["file:a.txt", "file:b.txt"]
         (tmp_path / "a.txt").write_text("other words")
-        assert [each.stale for each in (await agent.workspace()).artifacts] == ["", "a.txt has changed since"]
-        before = (await agent.tree()).count
-        await agent.workspace()
-        assert (await agent.tree()).count == before
+        assert [each.stale for each in (await agent.workspace.show()).artifacts] == ["", "a.txt has changed since"]
+        before = (await agent.session.tree()).count
+        await agent.workspace.show()
+        assert (await agent.session.tree()).count == before
 
 
 async def test_it_is_pinned_unpinned_and_forgotten_between_turns(tmp_path: Path) -> None:
@@ -68,14 +68,14 @@ async def test_it_is_pinned_unpinned_and_forgotten_between_turns(tmp_path: Path)
         agent = await reader(o, tmp_path, "three", tools=["read_file"])
         await agent.query("first")
         await agent.query("second")
-        assert await agent.pin("a.txt") == ("file:a.txt",)
+        assert await agent.workspace.pin("a.txt") == ("file:a.txt",)
         await agent.query("what of b.txt?")
         part = next(part for part in (await agent.prompt_parts()).parts if part.name == "objects")
         assert part.text.index("file:a.txt") < part.text.index("file:b.txt")
-        assert await agent.unpin("file:a.txt") == ("file:a.txt",)
-        assert [each.pinned for each in (await agent.workspace()).artifacts] == [False, False]
-        assert await agent.prune_workspace("a.txt") == ("file:a.txt",)
-        assert recorded(o, agent) == names((await agent.workspace()).artifacts) == ["file:b.txt"]
+        assert await agent.workspace.unpin("file:a.txt") == ("file:a.txt",)
+        assert [each.pinned for each in (await agent.workspace.show()).artifacts] == [False, False]
+        assert await agent.workspace.prune("a.txt") == ("file:a.txt",)
+        assert recorded(o, agent) == names((await agent.workspace.show()).artifacts) == ["file:b.txt"]
 
 
 async def test_pruning_goes_by_the_rules_of_the_agent_or_by_other_bounds(tmp_path: Path) -> None:
@@ -84,10 +84,10 @@ async def test_pruning_goes_by_the_rules_of_the_agent_or_by_other_bounds(tmp_pat
         agent = await reader(o, tmp_path, "3", "4", "5", tools=["read_file"])
         for prompt in ("1", "2", "3"):
             await agent.query(prompt)
-        assert await agent.prune_workspace() == ()
-        await agent.pin("b.txt")
-        assert await agent.prune_workspace(turns=1) == ("file:a.txt",)
-        assert recorded(o, agent) == names((await agent.workspace()).artifacts) == ["file:b.txt"]
+        assert await agent.workspace.prune() == ()
+        await agent.workspace.pin("b.txt")
+        assert await agent.workspace.prune(turns=1) == ("file:a.txt",)
+        assert recorded(o, agent) == names((await agent.workspace.show()).artifacts) == ["file:b.txt"]
 
 
 async def test_a_copy_has_what_was_at_hand_there(tmp_path: Path) -> None:
@@ -95,12 +95,12 @@ async def test_a_copy_has_what_was_at_hand_there(tmp_path: Path) -> None:
     async with opened(tmp_path / "home", config=ON) as o:
         agent = await reader(o, tmp_path, "three", tools=["read_file"])
         await agent.query("first")
-        await agent.pin("a.txt")
-        point = (await agent.tree()).leaf
+        await agent.workspace.pin("a.txt")
+        point = (await agent.session.tree()).leaf
         await agent.query("second")
-        copy = await agent.fork(point)
-        assert [(each.name, each.pinned) for each in (await copy.workspace()).artifacts] == [("file:a.txt", True)]
-        await copy.prune_workspace("a.txt")
+        copy = await agent.session.fork(point)
+        assert [(each.name, each.pinned) for each in (await copy.workspace.show()).artifacts] == [("file:a.txt", True)]
+        await copy.workspace.prune("a.txt")
         assert recorded(o, copy) == []
         assert recorded(o, agent) == ["file:a.txt", "file:b.txt"]
 
@@ -113,13 +113,13 @@ async def test_what_is_not_there_or_not_now_is_refused(tmp_path: Path) -> None:
         await agent.query("first")
         await agent.query("second")
         with pytest.raises(EntryNotFoundError, match="orch workspace list"):
-            await agent.pin("c.txt")
+            await agent.workspace.pin("c.txt")
         with pytest.raises(ConfigError, match="nothing to do"):
-            await agent._arrange(ArrangeWorkspace(agent.id))
+            await agent.workspace._arrange(ArrangeWorkspace(agent.id))
         running = agent.submit("third")
         await gate.called.wait()
         with pytest.raises(AgentBusyError):
-            await agent.pin("a.txt")
+            await agent.workspace.pin("a.txt")
         gate.open.set()
         await running
 
@@ -131,7 +131,7 @@ async def test_an_agent_pins_by_itself(tmp_path: Path) -> None:
         agent = await o.scripted(read("a.txt"), *pins, "done", context="none", cwd=tmp_path, tools=["read_file"])
         (tmp_path / "a.txt").write_text("what it says, in a few words")
         await agent.query("Pin it.")
-        [found] = (await agent.workspace()).artifacts
+        [found] = (await agent.workspace.show()).artifacts
         said = str((await agent.show()).messages)
         assert found.pinned
         assert "file:a.txt is pinned." in said

@@ -25,7 +25,7 @@ async def talked(o: World, summaries: Any = ()) -> tuple[AsyncSubagent, str]:
         "Plan a trip", backend=ScriptedBackend(["By train.", "Two hours.", "One."], summaries), context="none"
     )
     await agent.query("How?")
-    place = (await agent.tree()).leaf
+    place = (await agent.session.tree()).leaf
     assert place is not None
     await agent.query("How long?")
     return agent, place
@@ -42,7 +42,7 @@ async def test_the_model_writes_what_came_of_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         agent, place = await talked(o, ["Tried: the train, two hours."])
         before = (await agent.state()).usage.output_tokens
-        await agent.checkout(place, summarise=True)
+        await agent.session.checkout(place, summarize=True)
         assert said(o, agent)[-1] == f"{LEFT}\n\nTried: the train, two hours."
         assert (await agent.state()).usage.output_tokens > before
         assert (await agent.query("And else?")).text == "One."
@@ -55,7 +55,7 @@ async def test_an_agent_without_a_process_gets_one_for_it(tmp_path: Path) -> Non
         gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{o.supervisor.tree.nodes[agent.id].incarnation}")
         o.launcher.worker(agent.id).die(-signal.SIGKILL)
         await gone
-        await agent.checkout(place, summarise=True)
+        await agent.session.checkout(place, summarize=True)
         assert said(o, agent)[-1] == f"{LEFT}\n\nTried: the train."
         assert o.status(agent) == "idle"
 
@@ -68,7 +68,7 @@ async def test_without_a_model_it_is_what_was_asked_and_answered(tmp_path: Path,
         agent, place = await talked(o, summaries[why])
         if why == "killed":
             await agent.kill()
-        await agent.checkout(place, summarise=True)
+        await agent.session.checkout(place, summarize=True)
         assert said(o, agent)[-1] == f"{LEFT}\n\nAsked: How long?\nSaid: Two hours."
 
 
@@ -76,12 +76,12 @@ async def test_where_nothing_is_left_nothing_is_said(tmp_path: Path) -> None:
     """Going to where it is leaves nothing behind; words of one's own come before the model's."""
     async with opened(tmp_path) as o:
         agent, place = await talked(o, ["never asked"])
-        leaf = (await agent.tree()).leaf
-        await agent.checkout(leaf, summarise=True)
+        leaf = (await agent.session.tree()).leaf
+        await agent.session.checkout(leaf, summarize=True)
         assert LEFT not in str(said(o, agent))
-        await agent.checkout(place, summary="my own", summarise=True)
+        await agent.session.checkout(place, summary="my own", summarize=True)
         assert said(o, agent)[-1] == f"{LEFT}\n\nmy own"
-        assert await agent.branch(place[:4], summarise=True) is None
+        assert await agent.session.branch(place[:4], summarize=True) is None
 
 
 def test_what_stays_is_not_told_of(tmp_path: Path) -> None:

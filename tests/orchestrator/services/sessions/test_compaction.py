@@ -41,7 +41,7 @@ async def test_what_was_said_first_gives_way_and_what_that_did_is_returned(tmp_p
     async with opened(tmp_path, config=Config(context_compaction=CompactionConfig(mode="off"))) as o:
         agent = await talked(o, "two", summaries=["Six questions were answered."])
         before = (await agent.state()).context_tokens
-        done = await agent.compact("Count the questions.")
+        done = await agent.session.compact("Count the questions.")
         assert isinstance(done, Compacted)
         assert (done.reason, done.writer, done.messages) == ("asked", "model", 12)
         assert done.tokens_before == before > 4 * done.tokens_after
@@ -51,7 +51,7 @@ async def test_what_was_said_first_gives_way_and_what_that_did_is_returned(tmp_p
         assert first.startswith("[Summary of the conversation so far]")
         assert first.endswith("Task: work\n\nQuery: first")
         assert rest == ["one"]
-        assert (await agent.tree()).leaf == done.entry
+        assert (await agent.session.tree()).leaf == done.entry
         assert (await agent.query("second")).text == "two"
         assert (await agent.show()).compactions == 1
 
@@ -64,7 +64,7 @@ async def test_an_agent_at_rest_gets_a_process_for_it(tmp_path: Path) -> None:
         gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{node.incarnation}")
         o.supervisor.handle(Rest(agent.id))
         await gone
-        assert (await agent.compact()).writer == "extract"
+        assert (await agent.session.compact()).writer == "extract"
         assert "Asked: question 5" in shown(o, agent)[0]
         assert (await agent.state()).status == "idle"
 
@@ -75,14 +75,14 @@ async def test_what_cannot_be_compacted_says_why(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         short = await o.scripted("one", {"tool": "gate"}, "two", context="none", tools=[gate.tool()])
         with pytest.raises(ConfigError, match="there is nothing to compact: of"):
-            await short.compact()
+            await short.session.compact()
         await short.query("first")
         with pytest.raises(ConfigError, match="no longer than a summary"):
-            await short.compact()
+            await short.session.compact()
         asking = short.submit("work on")
         await gate.called.wait()
         with pytest.raises(AgentBusyError, match=r"busy with: work on.*between turns"):
-            await short.compact()
+            await short.session.compact()
         gate.open.set()
         await asking
         asked = RootCall("compact", encode_body(CompactSession(short.id)))  # type: ignore[arg-type]
@@ -90,8 +90,8 @@ async def test_what_cannot_be_compacted_says_why(tmp_path: Path) -> None:
             await serve_worker(o.supervisor, short.id, asked)
         await short.kill()
         with pytest.raises(AgentGoneError, match="orch resume"):
-            await short.compact()
-        assert "compaction" not in [row.type for row in (await short.tree()).entries]
+            await short.session.compact()
+        assert "compaction" not in [row.type for row in (await short.session.tree()).entries]
 
 
 async def test_hooks_may_forbid_it_or_tell_whoever_writes(tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ async def test_hooks_may_forbid_it_or_tell_whoever_writes(tmp_path: Path) -> Non
 
         agent = await talked(o)
         with pytest.raises(ConfigError, match="a hook forbids"):
-            await agent.compact("Keep the figures.")
+            await agent.session.compact("Keep the figures.")
         assert heard == [("asked", "Keep the figures.")]
         o.unregister_hook("no")
-        assert (await agent.compact()).messages == 12
+        assert (await agent.session.compact()).messages == 12
         assert (await agent.show()).compactions == 1
 
 
@@ -137,12 +137,12 @@ async def test_a_question_that_comes_meanwhile_waits_for_it(tmp_path: Path) -> N
             return backend
 
         runtime._make_backend = held
-        compacting = asyncio.create_task(agent.compact())
+        compacting = asyncio.create_task(agent.session.compact())
         await at_it.wait()
         with pytest.raises(AgentBusyError, match="being compacted"):
-            await agent.compact()
+            await agent.session.compact()
         with pytest.raises(AgentBusyError, match="between turns"):
-            await agent.checkout(None)
+            await agent.session.checkout(None)
         asking = agent.submit("second")
         await until(lambda: host._in_turn)
         go.set()
@@ -158,7 +158,7 @@ async def test_a_process_that_dies_meanwhile_leaves_the_conversation_as_it_was(t
         agent = await talked(o)
         process = o.supervisor.workers.processes[agent.id][1]
         o.lose(lambda kind: kind == "compact")
-        compacting = asyncio.create_task(agent.compact())
+        compacting = asyncio.create_task(agent.session.compact())
         await until(lambda: any(topic.startswith("compacted:") for topic in o.supervisor.waiters._topics))
         process.kill()
         with pytest.raises(AgentDiedError, match="ask again"):

@@ -42,11 +42,11 @@ async def test_both_go_their_own_way(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two", "three")
         await agent.query("first")
-        point = (await agent.tree()).leaf
+        point = (await agent.session.tree()).leaf
         await agent.query("second")
-        copy = await agent.fork(point, name="other")
+        copy = await agent.session.fork(point, name="other")
         assert (copy.name, o.status(copy), copy.pid) == ("other", "cold", None)
-        assert (await copy.tree()).leaf == point
+        assert (await copy.session.tree()).leaf == point
         header = session(o, copy).header
         assert isinstance(header, SessionHeader)
         assert (header.parent_session, header.agent) == (agent.id, copy.id)
@@ -62,15 +62,15 @@ async def test_entries_are_called_the_same(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two")
         await agent.query("first")
-        asked = (await agent.tree()).entries[0].id
-        point = (await agent.tree()).leaf
+        asked = (await agent.session.tree()).entries[0].id
+        point = (await agent.session.tree()).leaf
         await agent.query("second")
-        await agent.label(asked, "start")
-        await agent.title("pumps")
-        copy = await agent.fork(point)
-        shown = await copy.tree()
+        await agent.session.label(asked, "start")
+        await agent.session.title("pumps")
+        copy = await agent.session.fork(point)
+        shown = await copy.session.tree()
         assert (shown.labels, shown.title, shown.parent_session) == ({asked: "start"}, "pumps", agent.id)
-        assert await copy.branch("start") == "first"
+        assert await copy.session.branch("start") == "first"
         assert texts(o, copy) == []
 
 
@@ -79,16 +79,16 @@ async def test_of_one_branch_nothing_of_another(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two", "three")
         await agent.query("first")
-        point = (await agent.tree()).leaf
+        point = (await agent.session.tree()).leaf
         await agent.query("the dead end")
-        left = (await agent.tree()).leaf
-        await agent.checkout(point)
+        left = (await agent.session.tree()).leaf
+        await agent.session.checkout(point)
         await agent.query("another")
-        copy = await agent.fork()
+        copy = await agent.session.fork()
         folder = Path((await copy.state()).folder)
         assert b"dead end" not in (folder / "session.jsonl").read_bytes()
         assert texts(o, copy) == ["first", "one", "another", "three"]
-        assert texts(o, await agent.fork(left)) == ["first", "one", "the dead end", "two"]
+        assert texts(o, await agent.session.fork(left)) == ["first", "one", "the dead end", "two"]
 
 
 async def test_archives_come_along(tmp_path: Path) -> None:
@@ -97,23 +97,23 @@ async def test_archives_come_along(tmp_path: Path) -> None:
         agent = await spawned(o, "the copper valve " * 20, "the iron pump " * 20, "three")
         await agent.query("first")
         await agent.query("second")
-        held = [await o.read_archive(row.id) for row in await o.archives(agent.id)]
-        copy = await agent.fork()
-        rows = await o.archives(copy.id)
+        held = [await o.archives.read(row.id) for row in await o.archives.list(agent.id)]
+        copy = await agent.session.fork()
+        rows = await o.archives.list(copy.id)
         assert [row.owner for row in rows] == [copy.id] * 2
-        assert not {row.id for row in rows} & {row.id for row in await o.archives(agent.id)}
-        assert [await o.read_archive(row.id) for row in rows] == held
+        assert not {row.id for row in rows} & {row.id for row in await o.archives.list(agent.id)}
+        assert [await o.archives.read(row.id) for row in rows] == held
         shown = [holder for message in session(o, copy).messages for holder in holders_in(message)]
         assert shown == [row.id for row in rows]
-        assert [hit.id for hit in await o.search_archive("copper valve", ref=copy.id) if hit.exact] == [rows[0].id]
+        assert [hit.id for hit in await o.archives.search("copper valve", ref=copy.id) if hit.exact] == [rows[0].id]
         assert "copper" in (await (await o.get(rows[0].id)).query("What valve?")).text
-        await agent.checkout(None)
-        assert [await o.read_archive(row.id) for row in rows] == held
+        await agent.session.checkout(None)
+        assert [await o.archives.read(row.id) for row in rows] == held
         (first, _) = rows
-        point = next(row.id for row in (await copy.tree()).entries if row.type == "archive")
-        again = await copy.fork(point)
-        (only,) = await o.archives(again.id)
-        assert await o.read_archive(only.id) == await o.read_archive(first.id)
+        point = next(row.id for row in (await copy.session.tree()).entries if row.type == "archive")
+        again = await copy.session.fork(point)
+        (only,) = await o.archives.list(again.id)
+        assert await o.archives.read(only.id) == await o.archives.read(first.id)
 
 
 async def test_it_may_do_what_the_other_may(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_it_may_do_what_the_other_may(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", {"tool": "gate"}, "opened", tools=[gate.tool()], max_cost=None)
         await agent.query("first")
-        copy = await agent.fork()
+        copy = await agent.session.fork()
         one, two = (o.supervisor.tree.nodes[each.id].spec for each in (agent, copy))
         same = replace(two, id=one.id, seq=one.seq, name=one.name, folder=one.folder)
         assert same == one
@@ -136,9 +136,9 @@ async def test_another_model_is_on_record(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one")
         await agent.query("first")
-        copy = await agent.fork(model="extractive:")
-        assert (await copy.tree()).model == "extractive"
-        assert (await agent.tree()).model == "scripted"
+        copy = await agent.session.fork(model="extractive:")
+        assert (await copy.session.tree()).model == "extractive"
+        assert (await agent.session.tree()).model == "scripted"
         assert (await copy.query("What was said first?")).text
         assert (await copy.state()).model.startswith("extractive")
 
@@ -149,12 +149,12 @@ async def test_while_a_turn_runs_a_place_is_named(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", {"tool": "gate"}, "two", tools=[gate.tool()])
         await agent.query("first")
-        point = (await agent.tree()).leaf
+        point = (await agent.session.tree()).leaf
         asking = agent.submit("work on")
         await gate.called.wait()
         with pytest.raises(AgentBusyError, match="name the entry"):
-            await agent.fork()
-        copy = await agent.fork(point)
+            await agent.session.fork()
+        copy = await agent.session.fork(point)
         assert texts(o, copy) == ["first", "one"]
         gate.open.set()
         await asking
@@ -167,13 +167,13 @@ async def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
         await agent.query("first")
         folders = sorted(path.name for path in o.supervisor.sessions.iterdir())
         with pytest.raises(SpawnError, match="'taken' is taken"):
-            await agent.fork(name="taken")
+            await agent.session.fork(name="taken")
         with pytest.raises(ConfigError, match="does not do"):
-            await agent.fork(name="no name")
+            await agent.session.fork(name="no name")
         with pytest.raises(EntryNotFoundError):
-            await agent.fork("nowhere")
+            await agent.session.fork("nowhere")
         with pytest.raises(ConfigError):
-            await agent.fork(model="nobody:knows")
+            await agent.session.fork(model="nobody:knows")
         assert sorted(path.name for path in o.supervisor.sessions.iterdir()) == folders
         assert len(o.supervisor.tree.nodes) == 1
 
@@ -189,7 +189,7 @@ async def test_a_damaged_session_is_copied_as_far_as_it_goes(tmp_path: Path) -> 
         at = next(number for number, line in enumerate(lines) if b'"text":"one"' in line)
         lines[at] = lines[at].replace(b'"one"', b'"ONE"')
         path.write_bytes(b"".join(lines))
-        copy = await agent.fork()
+        copy = await agent.session.fork()
         assert texts(o, copy) == ["first\n\nsecond", "two"]
         assert "checksum" in (await copy.state()).repaired
         assert path.read_bytes() == b"".join(lines)
@@ -203,6 +203,6 @@ async def test_a_copy_of_nothing_begins_anew(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two")
         await agent.query("first")
-        copy = await agent.fork("root")
+        copy = await agent.session.fork("root")
         await copy.query("anew")
         assert text_of(session(o, copy).messages[0]) == "Task: work\n\nQuery: anew"

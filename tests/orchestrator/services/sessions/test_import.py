@@ -44,7 +44,7 @@ async def test_an_agent_goes_on_with_the_conversation(tmp_path: Path) -> None:
     path = written(tmp_path, pi_tree())
     before = sha256(path.read_bytes()).hexdigest()
     async with opened(tmp_path / "home") as world:
-        agent = await world.import_session(path, backend=backend("You read two files."), tools=[], name="talk")
+        agent = await world.sessions.import_(path, backend=backend("You read two files."), tools=[], name="talk")
         row = await agent.state()
         assert (row.status, row.name, row.task, row.pid) == ("cold", "talk", "Two files", None)
         assert (await agent.query("What did we do?")).text == "You read two files."
@@ -58,7 +58,7 @@ async def test_it_answers_again_after_a_restart(tmp_path: Path) -> None:
     """A named run opened anew has it, with what was asked meanwhile."""
     path = written(tmp_path, tree_rows())
     async with opened(tmp_path / "home", run="r") as world:
-        agent = await world.import_session(path, backend=backend("one", "two"), tools=[])
+        agent = await world.sessions.import_(path, backend=backend("one", "two"), tools=[])
         await agent.query("first?")
     path.unlink()
     async with opened(tmp_path / "home", run="r") as world:
@@ -74,7 +74,7 @@ async def test_its_subagents_are_below_it(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     dump_lines(folder / "agent-a1b2.jsonl", subagent_rows())
     async with opened(tmp_path / "home") as world:
-        agent = await world.import_session(written(tmp_path, tree_rows()), backend=backend("x"), tools=[], name="top")
+        agent = await world.sessions.import_(written(tmp_path, tree_rows()), backend=backend("x"), tools=[], name="top")
         above, below = await world.agents()
         assert (below.parent_id, below.depth, below.status, below.task) == (agent.id, 2, "cold", "Count the lines")
         assert above.name == "top"
@@ -125,12 +125,12 @@ async def test_the_folder_is_the_conversations_own(tmp_path: Path) -> None:
     lines[0]["cwd"] = str(there)
     path = written(tmp_path, lines)
     async with opened(tmp_path / "home") as world:
-        kept = await world.import_session(path, backend=backend(), tools=[])
+        kept = await world.sessions.import_(path, backend=backend(), tools=[])
         assert (await kept.state()).cwd == str(there)
-        said = await world.import_session(path, backend=backend(), tools=[], cwd=other)
+        said = await world.sessions.import_(path, backend=backend(), tools=[], cwd=other)
         assert (await said.state()).cwd == str(other)
         shutil.rmtree(there)
-        gone = await world.import_session(path, backend=backend(), tools=[])
+        gone = await world.sessions.import_(path, backend=backend(), tools=[])
         assert (await gone.state()).cwd == str(Path.cwd())
 
 
@@ -139,7 +139,7 @@ async def test_repairs_are_on_record(tmp_path: Path) -> None:
     path = written(tmp_path, pi_tree())
     path.write_bytes(path.read_bytes()[:-30])
     async with opened(tmp_path / "home") as world:
-        agent = await world.import_session(path, backend=backend("yes"), tools=[])
+        agent = await world.sessions.import_(path, backend=backend("yes"), tools=[])
         assert "never finished" in (await agent.state()).repaired
         await agent.query("there?")
         assert "never finished" in (await agent.state()).repaired
@@ -152,7 +152,7 @@ async def test_what_cannot_be_imported_leaves_nothing_behind(tmp_path: Path) -> 
     dump_lines(bad, [*pi_tree()[:3], {"type": "message", "id": "x", "parentId": "a0000002", "message": 7}])
     dump_lines(empty, pi_tree()[:3])
     async with opened(tmp_path / "home") as world:
-        first = await world.import_session(good, backend=backend(), tools=[], name="one")
+        first = await world.sessions.import_(good, backend=backend(), tools=[], name="one")
         for path, error, options in (
             (bad, DamagedError, {}),
             (empty, ForeignFileError, {}),
@@ -163,10 +163,10 @@ async def test_what_cannot_be_imported_leaves_nothing_behind(tmp_path: Path) -> 
             (good, ConfigError, {"max_cost": float("nan")}),
         ):
             with pytest.raises(error):
-                await world.import_session(path, **({"backend": backend(), "tools": []} | options))
+                await world.sessions.import_(path, **({"backend": backend(), "tools": []} | options))
         room = world.fill_disk()
         with pytest.raises(StoreError):
-            await world.import_session(good, backend=backend(), tools=[])
+            await world.sessions.import_(good, backend=backend(), tools=[])
         room()
         assert [row.id for row in await world.agents(all=True)] == [first.id]
         assert [folder.name for folder in (tmp_path / "home" / "sessions").iterdir()] == [first.id]
@@ -177,7 +177,7 @@ async def test_a_list_of_messages(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     path.write_text(json.dumps(chat(2)))
     async with opened(tmp_path / "home") as world:
-        agent = await world.import_session(path, backend=backend("yes"), tools=[])
+        agent = await world.sessions.import_(path, backend=backend("yes"), tools=[])
         assert (await agent.state()).task == "Question 0"
         await agent.query("there?")
         shown = (await agent.show(100)).messages
@@ -193,12 +193,12 @@ async def test_what_a_compaction_stands_for_is_archived_whole(tmp_path: Path) ->
     lines += pi(2, steps=3, size=4000)[1:]
     config = Config(archival=ArchivalConfig(enabled=True, profile="economy", async_=False))
     async with opened(tmp_path / "home", config=config) as world:
-        agent = await world.import_session(written(tmp_path, lines), backend=backend("done"), tools=[])
+        agent = await world.sessions.import_(written(tmp_path, lines), backend=backend("done"), tools=[])
         assert "took 0077 ms" not in str((await agent.show(1000)).messages[0])
         await agent.query("And?")
-        rows = await world.archives(agent.id)
+        rows = await world.archives.list(agent.id)
         assert rows[0].messages >= 6 * 8
-        (hit, *_) = await world.search_archive("handler_4_1 src/mod_4.py", ref=agent.id)
+        (hit, *_) = await world.archives.search("handler_4_1 src/mod_4.py", ref=agent.id)
         assert hit.id == rows[0].id
 
 
@@ -216,8 +216,8 @@ def test_archives_of_a_session_of_ours_come_along(tmp_path: Path) -> None:
 
     async def taken_over() -> None:
         async with opened(tmp_path / "home") as world:
-            agent = await world.import_session(tmp_path / "old" / "session.jsonl", backend=backend(), tools=[])
-            rows = await world.archives()
+            agent = await world.sessions.import_(tmp_path / "old" / "session.jsonl", backend=backend(), tools=[])
+            rows = await world.archives.list()
             assert [row.kind for row in rows] == [record.kind for record in records]
             ids = {record.id: row.id for record, row in zip(records, rows, strict=True)}
             assert not ids.keys() & set(ids.values())
@@ -226,8 +226,8 @@ def test_archives_of_a_session_of_ours_come_along(tmp_path: Path) -> None:
                 shown[:] = [text.replace(old, new) for text in shown]
             assert texts == shown
             for row, messages in zip(rows, held, strict=True):
-                assert await world.read_archive(row.id) == messages
-            hits = await world.search_archive("ask 3")
+                assert await world.archives.read(row.id) == messages
+            hits = await world.archives.search("ask 3")
             assert hits[0].id in ids.values()
 
     asyncio.run(taken_over())
@@ -238,12 +238,12 @@ async def test_what_goes_out_comes_in_again(tmp_path: Path) -> None:
     async with opened(tmp_path / "home") as world:
         agent = await world.spawn("count", backend=backend("one", "two"), tools=[])
         with pytest.raises(ConfigError, match="format 'pdf'"):
-            await world.export_session(agent.id, format="pdf")
+            await world.sessions.export(agent.id, format="pdf")
         await agent.query("first")
         shown = (await agent.show(100)).messages
         for format in ("pi", "jsonl", "anthropic", "openai", "responses"):
             path = tmp_path / f"talk.{format}"
-            text = await world.export_session(agent.id, format=format, output=path)
+            text = await world.sessions.export(agent.id, format=format, output=path)
             assert path.read_text() == text
-            other = await world.import_session(path, backend=backend("x", "y"), tools=[])
+            other = await world.sessions.import_(path, backend=backend("x", "y"), tools=[])
             assert (await other.show(100)).messages == shown

@@ -274,7 +274,7 @@ async def test_an_agent_goes_into_plan_mode_and_out_of_it_where_it_is(tmp_path: 
         assert [(await agent.query("plan")).tool_calls, (await agent.state()).planning] == [0, True]
         await agent.query("carry on")
         assert not (await agent.state()).planning
-        await agent.narrow(["write_file"])
+        await agent.revoke_tools(keep=["write_file"])
         await agent.set_planning(True)
         await agent.set_planning(True)
     async with World(tmp_path / "home", run="r") as world:

@@ -187,9 +187,9 @@ async def test_a_copy_that_was_not_whole_when_it_was_deleted_is_none(
     monkeypatch.setattr(fork, "_belongings", slow)
     async with opened(tmp_path) as world:
         first = await ended(world)
-        copying = asyncio.create_task(first.fork())
+        copying = asyncio.create_task(first.session.fork())
         await until(ask.is_set)
-        pruned = await world.prune_sessions(older=0)
+        pruned = await world.sessions.prune(older=0)
         go.set()
         with pytest.raises(SessionDeletedError):
             await copying
@@ -203,12 +203,12 @@ async def test_nothing_of_it_is_left_but_its_number(tmp_path: Path) -> None:
     sessions = tmp_path / "sessions"
     async with opened(tmp_path, run="mine") as world:
         first = await ended(world)
-        copy = await first.fork()
+        copy = await first.session.fork()
         second, third = await ended(world), await ended(world, "kept")
-        planned = await world.prune_sessions(older=0, keep=1, dry_run=True)
+        planned = await world.sessions.prune(older=0, keep=1, dry_run=True)
         assert [row.seq for row in planned.sessions] == [1, 3]
         lock = FolderLock.acquire(sessions / second.id)
-        assert await world.prune_sessions(older="0s", keep=1) == planned
+        assert await world.sessions.prune(older="0s", keep=1) == planned
         lock.release()
         assert {path.name for path in sessions.iterdir()} == {copy.id, second.id, third.id}
         assert answers(world) == ["kept"]
@@ -219,13 +219,18 @@ async def test_nothing_of_it_is_left_but_its_number(tmp_path: Path) -> None:
         rows = await world.agents(all=True)
         assert [bool(row.deleted) for row in rows] == [True, False, True, False]
         gone, there = await world.get(first.id), await world.get(third.id)
-        for ask in (gone.fork(), gone.resume(), gone.collect(), world.search_archive("x", ref=first.id)):
+        for ask in (
+            gone.session.fork(),
+            gone.resume(),
+            gone.collect(),
+            world.archives.search("x", ref=first.id),
+        ):
             with pytest.raises(SessionDeletedError):
                 await ask
         await there.resume()
         assert (await there.query("again?")).text == "second word"
         with pytest.raises(ConfigError, match="cannot be kept"):
-            await world.prune_sessions(older=0, keep=-1)
+            await world.sessions.prune(older=0, keep=-1)
 
 
 async def test_what_nobody_asked_for_long_is_ended_and_deleted_where_that_is_wanted(tmp_path: Path) -> None:
@@ -233,12 +238,12 @@ async def test_what_nobody_asked_for_long_is_ended_and_deleted_where_that_is_wan
     async with opened(tmp_path, run="mine") as world:
         asleep, woken = [await world.scripted("a word", "more") for _ in range(2)]
     async with opened(tmp_path, run="mine") as world:
-        assert (await world.prune_sessions(older=0)).sessions == ()
-        planned = await world.prune_sessions(older=0, idle=True, dry_run=True)
+        assert (await world.sessions.prune(older=0)).sessions == ()
+        planned = await world.sessions.prune(older=0, idle=True, dry_run=True)
         assert {row.id for row in planned.sessions} == {asleep.id, woken.id}
         agent = await world.get(woken.id)
         async with world.supervisor.holds.turn:
-            pruning = asyncio.create_task(world.prune_sessions(older=0, idle=True))
+            pruning = asyncio.create_task(world.sessions.prune(older=0, idle=True))
             await asyncio.sleep(0)
             asked = asyncio.create_task(agent.query("?"))
             await until(lambda: world.supervisor.tree.nodes[woken.id].running)  # it may have answered by now

@@ -37,7 +37,7 @@ async def spawned(o: World, *said: Any, **options: Any) -> AsyncSubagent:
 
 async def said(agent: AsyncSubagent) -> list[EntryRow]:
     """Return the messages of a session, whichever branch they are on."""
-    return [row for row in (await agent.tree()).entries if row.type == "message"]
+    return [row for row in (await agent.session.tree()).entries if row.type == "message"]
 
 
 def texts(o: World, agent: AsyncSubagent) -> list[str]:
@@ -62,15 +62,15 @@ async def test_the_next_answer_is_to_what_was_gone_back_to(tmp_path: Path) -> No
         await agent.query("first")
         await agent.query("second")
         *_, question, answer = await said(agent)
-        first_end = next(row.id for row in (await agent.tree()).entries if row.type == "turn_end")
-        await agent.checkout(first_end)
+        first_end = next(row.id for row in (await agent.session.tree()).entries if row.type == "turn_end")
+        await agent.session.checkout(first_end)
         assert texts(o, agent) == ["first", "one"]
         assert (await agent.query("another")).text == "three"
         assert texts(o, agent) == ["first", "one", "another", "three"]
-        left, here = await agent.branches()
+        left, here = await agent.session.branches()
         assert (left.current, left.head, left.from_id) == (False, "second", first_end)
         assert (here.current, here.head) == (True, "another")
-        await agent.checkout(left.id)
+        await agent.session.checkout(left.id)
         assert texts(o, agent) == ["first", "one", "second", "two"]
         assert {question.id, answer.id} <= {row.id for row in await said(agent) if row.on_path}
         assert (await agent.query("again")).text == "four"
@@ -83,15 +83,15 @@ async def test_a_question_is_gone_back_before_and_returned(tmp_path: Path) -> No
         await agent.query("first")
         await agent.query("second")
         first, answer, second, _ = await said(agent)
-        assert await agent.branch(second.id) == "second"
+        assert await agent.session.branch(second.id) == "second"
         assert texts(o, agent) == ["first", "one"]
-        assert await agent.branch(answer.id, summary="It was a try.") is None
+        assert await agent.session.branch(answer.id, summary="It was a try.") is None
         assert "It was a try." in texts(o, agent)[-1]
-        assert await agent.branch(first.id) == "first"
+        assert await agent.session.branch(first.id) == "first"
         assert texts(o, agent) == []
         await agent.query("asked anew")
         assert (await said(agent))[-2].head == "Task: work Query: asked anew"
-        await agent.checkout(None)
+        await agent.session.checkout(None)
         assert texts(o, agent) == []
 
 
@@ -101,14 +101,14 @@ async def test_an_agent_without_a_process_goes_back_too(tmp_path: Path) -> None:
         agent = await spawned(o, "one", "two")
         await agent.query("first")
         await rest(o, agent)
-        await agent.checkout(None)
-        await agent.label((await said(agent))[0].id, "start")
+        await agent.session.checkout(None)
+        await agent.session.label((await said(agent))[0].id, "start")
         assert (o.status(agent), agent.pid, texts(o, agent)) == ("cold", None, [])
-        assert (await agent.tree()).labels == {(await said(agent))[0].id: "start"}
+        assert (await agent.session.tree()).labels == {(await said(agent))[0].id: "start"}
         assert (await agent.query("anew")).text == "two"
         assert texts(o, agent) == ["anew", "two"]
         await agent.kill()
-        await agent.checkout("start")
+        await agent.session.checkout("start")
         assert texts(o, agent) == ["first"]
 
 
@@ -128,7 +128,7 @@ async def test_who_is_asked_while_the_root_writes_waits_for_it(tmp_path: Path, m
             edited(*arguments)
 
         monkeypatch.setattr(sessions, "_edited", slowly)
-        going = asyncio.create_task(agent.checkout(None))
+        going = asyncio.create_task(agent.session.checkout(None))
         await begun.wait()
         asking = agent.submit("anew")
         going.cancel()  # who gives up waiting does not end it
@@ -146,12 +146,17 @@ async def test_while_a_turn_runs_nothing_changes(tmp_path: Path) -> None:
         first, _ = await said(agent)
         asking = agent.submit("work on")
         await gate.called.wait()
-        for change in (agent.checkout(first.id), agent.label(first.id, "x"), agent.title("x"), agent.inform("x")):
+        for change in (
+            agent.session.checkout(first.id),
+            agent.session.label(first.id, "x"),
+            agent.session.title("x"),
+            agent.session.add_message("x"),
+        ):
             with pytest.raises(AgentBusyError, match=r"busy with: work on.*between turns"):
                 await change
         gate.open.set()
         await asking
-        await agent.checkout(first.id)
+        await agent.session.checkout(first.id)
         assert texts(o, agent) == ["first"]
 
 
@@ -175,21 +180,21 @@ async def test_nothing_goes_to_where_nothing_is(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one")
         await agent.query("first")
-        before = (await agent.tree()).count
+        before = (await agent.session.tree()).count
         first, answer = await said(agent)
-        await agent.label(first.id, "start")
+        await agent.session.label(first.id, "start")
         with pytest.raises(EntryNotFoundError, match="'nowhere'"):
-            await agent.checkout("nowhere")
+            await agent.session.checkout("nowhere")
         with pytest.raises(ConfigError, match=f"'start' is the entry {first.id}'s"):
-            await agent.label(answer.id, "start")
+            await agent.session.label(answer.id, "start")
         with pytest.raises(ConfigError, match="the beginning has no entry"):
-            await agent.label("root", "zero")
+            await agent.session.label("root", "zero")
         for label, what in (("root", "the beginning"), (answer.id, "an entry")):
             with pytest.raises(ConfigError, match=f"'{label}' means {what} already"):
-                await agent.label(first.id, f" {label} ")
+                await agent.session.label(first.id, f" {label} ")
         with pytest.raises(ConfigError, match="the text is empty"):
-            await agent.inform(" ")
-        assert (await agent.tree()).count == before + 1
+            await agent.session.add_message(" ")
+        assert (await agent.session.tree()).count == before + 1
 
 
 async def test_the_model_is_told_something_between_turns(tmp_path: Path) -> None:
@@ -197,7 +202,7 @@ async def test_the_model_is_told_something_between_turns(tmp_path: Path) -> None
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two")
         await agent.query("first")
-        await agent.inform("The pump was replaced.", kind="news", display=False)
+        await agent.session.add_message("The pump was replaced.", kind="news", display=False)
         await agent.query("second")
         assert texts(o, agent)[-2] == "The pump was replaced.\n\nsecond"
 
@@ -207,12 +212,12 @@ async def test_titles_and_the_last_entries(tmp_path: Path) -> None:
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one")
         await agent.query("first")
-        await agent.title("pumps")
-        shown = await agent.tree(1)
+        await agent.session.title("pumps")
+        shown = await agent.session.tree(1)
         assert (shown.title, shown.name, shown.id) == ("pumps", agent.name, agent.id)
         assert [row.type for row in shown.entries] == ["session_info"]
         assert (shown.count, shown.leaf) == (4, shown.entries[0].id)
-        assert (await agent.tree(0)).entries == ()
+        assert (await agent.session.tree(0)).entries == ()
 
 
 async def test_latest_is_who_was_active_last(tmp_path: Path) -> None:
@@ -245,7 +250,7 @@ async def test_archived_turns_come_back_whole_behind_the_place_gone_back_to(tmp_
         answer = (await said(agent))[1].id
         assert "[archived turn]" in texts(o, agent)[-1]
         small = (await agent.state()).context_tokens
-        await agent.checkout(answer)
+        await agent.session.checkout(answer)
         assert texts(o, agent)[-1] == "one " * 100
         assert (await agent.state()).context_tokens > small
 
@@ -271,11 +276,11 @@ async def test_a_process_that_dies_on_the_way_is_no_matter(tmp_path: Path) -> No
         first, _ = await said(agent)
         process = o.supervisor.workers.processes[agent.id][1]
         o.lose(lambda kind: kind == "edit")
-        going = asyncio.create_task(agent.checkout(first.id))
+        going = asyncio.create_task(agent.session.checkout(first.id))
         await until(lambda: any(topic.startswith("edited:") for topic in o.supervisor.waiters._topics))
         process.kill()
         await going
-        moves = [row for row in (await agent.tree()).entries if row.type == "checkout"]
+        moves = [row for row in (await agent.session.tree()).entries if row.type == "checkout"]
         assert len(moves) == 1
         assert texts(o, agent) == ["first"]
 
@@ -284,33 +289,36 @@ async def test_programs_keep_data_with_the_way_that_a_conversation_goes(tmp_path
     """No model reads it; who goes back before it does not have it, a copy does; and it survives everything else."""
     async with opened(tmp_path) as o:
         agent = await spawned(o, "one", "two", "three")
-        await agent.keep("state", {"page": 1})
+        await agent.session.set_meta("state", {"page": 1})
         await agent.query("first")
-        leaf = await agent.keep("state", {"page": [2, None, "x"], 3: 1.5})
-        await agent.keep("other", "text")
+        leaf = await agent.session.set_meta("state", {"page": [2, None, "x"], 3: 1.5})
+        await agent.session.set_meta("other", "text")
         await rest(o, agent)
-        assert [row.data for row in await agent.kept("state")] == [{"page": 1}, {"page": [2, None, "x"], "3": 1.5}]
-        assert [row.custom_type for row in await agent.kept()] == ["state", "state", "other"]
-        copy = await agent.fork(leaf)
-        assert (await copy.kept())[-1] == (await agent.kept("state"))[-1]
+        assert [row.data for row in await agent.session.get_meta("state")] == [
+            {"page": 1},
+            {"page": [2, None, "x"], "3": 1.5},
+        ]
+        assert [row.custom_type for row in await agent.session.get_meta()] == ["state", "state", "other"]
+        copy = await agent.session.fork(leaf)
+        assert (await copy.session.get_meta())[-1] == (await agent.session.get_meta("state"))[-1]
         first, _ = await said(agent)
-        await agent.checkout(first.id)
-        assert [row.data for row in await agent.kept()] == [{"page": 1}]
+        await agent.session.checkout(first.id)
+        assert [row.data for row in await agent.session.get_meta()] == [{"page": 1}]
         assert "page" not in str(texts(o, agent))
-        with pytest.raises(ConfigError, match="'state' cannot be kept, for it is no JSON data"):
-            await agent.keep("state", object())
+        with pytest.raises(ConfigError, match="metadata 'state' must be JSON data"):
+            await agent.session.set_meta("state", object())
         for data, why in (
             ({"a": [1, math.nan]}, r"state.a\[1\] is nan"),
             (math.inf, "is inf"),
             ({"n": 1 << 64}, "state.n is an integer beyond 64 bits"),
         ):
             with pytest.raises(ConfigError, match=why):
-                await agent.keep("state", data)
+                await agent.session.set_meta("state", data)
         with pytest.raises(ConfigError, match="the kind is empty"):
-            await agent.keep(" ", 1)
+            await agent.session.set_meta(" ", 1)
         for kind in ("workspace", "skill", "orch.hooks"):
             with pytest.raises(ConfigError, match=f"'{kind}' sessions have what orch itself keeps"):
-                await agent.keep(kind, {"steps": []})
+                await agent.session.set_meta(kind, {"steps": []})
 
 
 async def test_somebody_else_has_the_session(tmp_path: Path) -> None:
@@ -322,7 +330,7 @@ async def test_somebody_else_has_the_session(tmp_path: Path) -> None:
         lock = FolderLock.acquire(Path(o.supervisor.tree.nodes[agent.id].spec.folder))
         try:
             with pytest.raises(StoreError, match="in use by process"):
-                await agent.checkout(None)
+                await agent.session.checkout(None)
         finally:
             lock.release()
         assert (await agent.state()).id == (await o._call("state", Ref(agent.id))).id
@@ -335,12 +343,12 @@ async def test_what_a_session_is_called_is_known_without_its_file(tmp_path: Path
         agent = await spawned(o, "one", name="a")
         await agent.query("first")
         assert (await agent.state()).title == ""
-        await agent.title("Days off")
-        copy = await agent.fork(name="b")
-        await o.export_session("a", output=tmp_path / "a.jsonl")
-        await o.import_session(tmp_path / "a.jsonl", name="c")
-        other = await copy.fork(name="d")
-        await other.title(None)
+        await agent.session.title("Days off")
+        copy = await agent.session.fork(name="b")
+        await o.sessions.export("a", output=tmp_path / "a.jsonl")
+        await o.sessions.import_(tmp_path / "a.jsonl", name="c")
+        other = await copy.session.fork(name="d")
+        await other.session.title(None)
         assert [row.title for row in await o.agents()] == ["Days off", "Days off", "Days off", ""]
     shutil.rmtree(tmp_path / "sessions")
     async with World(tmp_path, run="r") as o:
@@ -354,5 +362,5 @@ async def test_latest_is_known_wherever_a_session_is_named(tmp_path: Path) -> No
         agent = await spawned(o, "two", name="b")
         await agent.query("second")
         for ref in ("latest", agent.id, agent.id[:6], "b", 2):
-            assert "two" in await o.export_session(ref, format="md")
+            assert "two" in await o.sessions.export(ref, format="md")
             assert (await o.get(ref)).id == agent.id

@@ -94,7 +94,7 @@ async def test_the_rule(
         agents = await chain(world, grants)
         for at, keep in steps:
             spawns = set(SPAWNS) & set((await agents[at].state()).tools)
-            await agents[at].narrow([*keep, *spawns])
+            await agents[at].revoke_tools(keep=[*keep, *spawns])
         if after == "resumed":
             await agents[0].kill()
             for agent in agents:
@@ -150,13 +150,13 @@ async def test_narrowing_never_widens(tmp_path: Path) -> None:
         agent = await world.scripted("-", tools=[READ, LIST])
         for names, error in (([READ, GREP], ToolNotGrantedError), (["file", "baash"], ToolNotGrantedError)):
             with pytest.raises(error, match="narrowing never widens"):
-                await agent.narrow(names)
-        with pytest.raises(ConfigError, match="tools is a list of names"):
-            await agent.narrow("file")
+                await agent.revoke_tools(keep=names)
+        with pytest.raises(ConfigError, match="keep is a list of names"):
+            await agent.revoke_tools(keep="file")
         assert (await agent.state()).tools == (READ, LIST)
-        await agent.narrow([LIST])
+        await agent.revoke_tools(keep=[LIST])
         with pytest.raises(ToolNotGrantedError, match="it may use list_files"):
-            await agent.narrow([READ])
+            await agent.revoke_tools(keep=[READ])
 
 
 async def test_an_agent_narrows_those_below_it_alone(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ async def test_what_runs_goes_on_and_what_waits_does_not_begin(tmp_path: Path) -
         future = agent.submit("Begin")
         await gate.called.wait()
         await asked.wait()
-        await agent.narrow([])
+        await agent.revoke_tools(keep=[])
         gate.open.set()
         answer.set()
         reply = await future
@@ -207,7 +207,7 @@ async def test_a_process_that_says_otherwise_is_not_believed(tmp_path: Path) -> 
     """What was taken from an agent the root does not do for it either."""
     async with opened(tmp_path, config=rules()) as world:
         agent = await world.scripted("-", tools=["chat", *NEST])
-        await agent.narrow(["list_subagents"])
+        await agent.revoke_tools(keep=["list_subagents"])
         with pytest.raises(ToolNotGrantedError, match="was not granted spawn_subagent"):
             await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("x",)))
 

@@ -1,0 +1,39 @@
+"""`agent.queue`: steering messages and follow-ups that an agent has not received yet."""
+
+from __future__ import annotations
+
+import builtins
+
+from orch_protocol.agent.spec import QueueMode
+from orch_protocol.services.requests import Ref
+from orch_protocol.services.steering_queue import ClearQueue, Queued, QueueShown, SetQueue
+
+from .service_call import ServiceCall
+
+__all__ = ["AsyncAgentQueue"]
+
+
+class AsyncAgentQueue:
+    """The queue of one agent; `agent.steer` and `agent.follow_up` add to it."""
+
+    def __init__(self, call: ServiceCall, id: str) -> None:
+        self._call = call
+        self._id = id
+
+    async def list(self) -> builtins.list[Queued]:
+        """Return the queued messages in delivery order: steering messages, then follow-ups."""
+        shown: QueueShown = await self._call("queue", Ref(self._id))
+        return list(shown.waiting)
+
+    async def clear(self, *ids: str) -> builtins.list[Queued]:
+        """Remove the messages `ids` from the queue (none given: all of them) and return what was removed.
+
+        A message that is missing from the result was delivered in the meantime. Raises ConfigError for an id that is
+        not queued.
+        """
+        cleared: QueueShown = await self._call("clear_queue", ClearQueue(self._id, ids or None))
+        return list(cleared.waiting)
+
+    async def set_modes(self, *, steering: QueueMode | None = None, follow_up: QueueMode | None = None) -> None:
+        """Set whether queued messages are delivered one at a time or all at once; None leaves a mode unchanged."""
+        await self._call("set_queue", SetQueue(self._id, steering, follow_up))

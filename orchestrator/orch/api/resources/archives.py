@@ -1,0 +1,62 @@
+"""`o.archives`: list, search, read and prune archived turns."""
+
+from __future__ import annotations
+
+import builtins
+
+from orch_protocol.core.messages import Message
+from orch_protocol.services.requests import (
+    ArchiveRow,
+    Hit,
+    ListArchives,
+    Prune,
+    Pruned,
+    ReadArchive,
+    SearchArchive,
+)
+
+from .service_call import ServiceCall
+
+__all__ = ["AsyncArchives"]
+
+
+class AsyncArchives:
+    """The archives of a run's agents. To ask an archive a question, query its holder: `o.get(id)` or `o.ask_all`."""
+
+    def __init__(self, call: ServiceCall) -> None:
+        self._call = call
+
+    async def list(self, ref: str | int | None = None) -> builtins.list[ArchiveRow]:
+        """Return the archives of agent `ref` and its descendants in creation order; None returns all archives."""
+        rows: list[ArchiveRow] = await self._call("archives", ListArchives(_text(ref)))
+        return rows
+
+    async def search(self, query: str, *, ref: str | int | None = None, limit: int = 10) -> builtins.list[Hit]:
+        """Return up to `limit` passages in archives that contain `query` or resemble it, best match first.
+
+        `ref` restricts the search to archives of that agent and its descendants.
+        """
+        hits: list[Hit] = await self._call("search_archive", SearchArchive(query, limit, _text(ref)))
+        return hits
+
+    async def read(self, id: str, *, first: int = 1, last: int | None = None) -> builtins.list[Message]:
+        """Return messages `first` to `last` (from 1, inclusive) of an archive, unchanged.
+
+        Raises AgentNotFoundError, AmbiguousRefError, DamagedError.
+        """
+        messages: list[Message] = await self._call("read_archive", ReadArchive(id, first, last))
+        return messages
+
+    async def prune(self, *, older: float | str, ref: str | int | None = None, dry_run: bool = False) -> Pruned:
+        """Delete archives older than `older` (seconds, or a duration such as "30d") permanently.
+
+        `ref` restricts this to one agent and its descendants. With `dry_run` nothing is deleted; the result says what
+        would be. The processes of idle agents are stopped. Agents that are running a turn keep their archives and are
+        listed in `busy`. Raises ConfigError, StoreError.
+        """
+        pruned: Pruned = await self._call("prune", Prune(older, _text(ref), dry_run))
+        return pruned
+
+
+def _text(ref: str | int | None) -> str | None:
+    return None if ref is None else str(ref)

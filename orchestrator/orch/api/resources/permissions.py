@@ -1,0 +1,28 @@
+"""`o.permissions`: approvals that the user gave for later calls."""
+
+from __future__ import annotations
+
+import builtins
+
+from orch_protocol.core.approval import ListPermissions, Permission, Revoke
+
+from .service_call import ServiceCall
+
+__all__ = ["AsyncPermissions"]
+
+
+class AsyncPermissions:
+    """Permissions that are in force."""
+
+    def __init__(self, call: ServiceCall) -> None:
+        self._call = call
+
+    async def list(self, folder: str | None = None) -> builtins.list[Permission]:
+        """Return the permissions in force in `folder` (None: anywhere), with when each expires."""
+        permissions: list[Permission] = await self._call("permissions", ListPermissions(folder))
+        return permissions
+
+    async def revoke(self, *ids: str) -> builtins.list[Permission]:
+        """Revoke permissions and return them. Calls they covered need approval again. Raises ConfigError."""
+        revoked: list[Permission] = await self._call("revoke", Revoke(ids))
+        return revoked

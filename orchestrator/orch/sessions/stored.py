@@ -1,0 +1,173 @@
+"""Session folders on disk: found, read and labelled without an agent or a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from msgspec import Struct
+
+from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, ForeignFileError, StoreError
+from orch_protocol.core.ids import new_entry_id
+from orch_protocol.core.messages import Message
+from orch_protocol.core.text import scrub
+from orch_protocol.session.tree import Edit, Relabel, SessionShown
+from orch_worker.session.session_index import BEGINNING, Outline, read_outline
+from orch_worker.session.transcript import NAME, Transcript, read_lines
+
+from ..tree.agents.state import iso
+from .copy_session import copy_conversation
+from .export import TELLING
+
+__all__ = [
+    "StoredSession",
+    "check_label",
+    "find_session",
+    "label_entry",
+    "list_sessions",
+    "read_messages",
+    "read_tree",
+    "session_folder",
+]
+
+
+class StoredSession(Struct, frozen=True):
+    """A session on disk.
+
+    `id` is its agent's id and `folder` its folder. `cwd` is where the agent's tools run. `parent_session` is the
+    session or file that it was copied from, None for none. `created` and `modified` are ISO 8601 times; `bytes` is the
+    size of the session file.
+    """
+
+    id: str
+    folder: str
+    cwd: str
+    parent_session: str | None
+    created: str
+    modified: str
+    bytes: int
+
+
+def list_sessions(sessions: Path) -> list[StoredSession]:
+    """Return every session below the folder `sessions`, last modified first. Files that are no session are skipped."""
+    found = [each for folder in _folders(sessions) if (each := _stored(folder)) is not None]
+    return sorted(found, key=lambda each: each.modified, reverse=True)
+
+
+def find_session(sessions: Path, ref: str) -> Path:
+    """Return the folder of the session whose agent id is `ref`, or begins with it.
+
+    Raises AgentNotFoundError, AmbiguousRefError.
+    """
+    found = [folder for folder in _folders(sessions) if ref and folder.name.startswith(ref)]
+    if not found:
+        raise AgentNotFoundError(
+            f"no session {ref[:80]!r}: give an agent's id or name, or the path of a session folder"
+        )
+    exact = [folder for folder in found if folder.name == ref]
+    if len(found) > 1 and not exact:
+        raise AmbiguousRefError(f"{ref!r} is a prefix of {len(found)} session ids; give more characters")
+    return (exact or found)[0]
+
+
+def session_folder(path: str) -> Path:
+    """Return the folder of the session at `path`, a session folder or its session file. Raises ConfigError."""
+    place = Path(path).expanduser().absolute()
+    folder = place.parent if place.name == NAME else place
+    if not (folder / NAME).is_file():
+        raise ConfigError(
+            f"{path} is not an orch session: give a session folder or its {NAME}. To continue a conversation from "
+            "another file, use sessions.import_"
+        )
+    return folder
+
+
+def read_tree(folder: Path, limit: int | None = None) -> SessionShown:
+    """Return the session in `folder` with its last `limit` entries, None: all. Raises ForeignFileError, StoreError."""
+    outline = read_outline(folder)
+    header, rows = outline.header, outline.rows()
+    model, thinking = outline.answers(outline.leaf)
+    return SessionShown(
+        id=header.agent if header else "",
+        name="",
+        title=outline.name,
+        folder=str(folder),
+        cwd=header.cwd if header else "",
+        parent_session=header.parent_session if header else None,
+        leaf=outline.leaf,
+        entries=tuple(rows[max(0, len(rows) - limit) :] if limit is not None else rows),
+        count=len(rows),
+        branches=tuple(outline.branches()),
+        labels=outline.labels,
+        model=model,
+        thinking=thinking,
+    )
+
+
+def read_messages(folder: Path, entry: str | None = None) -> list[Message]:
+    """Return the messages of the conversation up to `entry`, None: all of it. Archived messages are in their place.
+
+    Raises EntryNotFoundError, AmbiguousRefError, ForeignFileError, StoreError.
+    """
+    found = copy_conversation(folder, entry, all=False, model=None, now="")
+    return [each.message for each in found.entries if isinstance(each, TELLING)]
+
+
+def label_entry(folder: Path, entry: str, label: str | None) -> None:
+    """Set the label of an entry, None: remove it. The folder is locked meanwhile.
+
+    Raises LockedError when another process has the session open, EntryNotFoundError, ConfigError, StoreError.
+    """
+    outline = read_outline(folder)
+    if outline.header is None:
+        raise ForeignFileError(f"{folder / NAME} has no header: it is not an orch session")
+    change = check_label(outline, Relabel(entry, label))
+    transcript = Transcript.open(folder, agent=outline.header.agent, cwd=outline.header.cwd)
+    try:
+        transcript.change(Edit(new_entry_id(outline.lineage.places), change))
+    finally:
+        transcript.close()
+
+
+def check_label(outline: Outline, change: Relabel) -> Relabel:
+    """Return `change` with the id of its entry. Raises ConfigError for a label that is taken, EntryNotFoundError."""
+    target = outline.find(change.target)
+    if target is None:
+        raise ConfigError("the beginning has no entry that could be labelled: name one")
+    label = change.label.strip() if change.label else ""
+    if label == BEGINNING or label in outline.lineage.places:
+        what = "the beginning" if label == BEGINNING else "an entry"
+        raise ConfigError(f"{label!r} means {what} already: choose another label")
+    taken = next((id for id, each in outline.labels.items() if each == label and id != target), None)
+    if taken is not None:
+        raise ConfigError(f"label {label!r} is the entry {taken}'s: choose another, or take that one away first")
+    return Relabel(target, scrub(label) or None)
+
+
+def _folders(sessions: Path) -> Iterator[Path]:
+    try:
+        yield from (each for each in sessions.iterdir() if (each / NAME).is_file())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"cannot read {sessions}: {error.strerror}") from error
+
+
+def _stored(folder: Path) -> StoredSession | None:
+    try:
+        header = Outline(islice(read_lines(folder), 1)).header
+        stat = (folder / NAME).stat()
+    except (ForeignFileError, StoreError, OSError):
+        return None
+    if header is None:
+        return None
+    return StoredSession(
+        id=header.agent,
+        folder=str(folder),
+        cwd=header.cwd,
+        parent_session=header.parent_session,
+        created=header.timestamp,
+        modified=iso(stat.st_mtime),
+        bytes=stat.st_size,
+    )
