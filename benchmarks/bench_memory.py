@@ -11,6 +11,11 @@ import harness
 from harness import Args, Row
 
 FRESH = ("fresh", "<= 0.08", "<= 0.055")
+WITHOUT = {
+    "filled": "private memory after gc, lean worker, heap holes not filled (MiB; peer: filled)",
+    "rehearse": "private memory after gc, lean worker, no rehearsal before the fork (MiB; peer: with it)",
+}
+"""Rows of preparations of the zygote that stay as long as a worker is more than 5 % larger without them."""
 QUERIED = ("after a scripted query", "<= 0.09", "<= 0.06")
 
 
@@ -18,6 +23,30 @@ def private_mib(pid: int) -> float:
     """Return the MiB that would be free again if `pid` ended."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+async def preparations(args: Args, folder: Path) -> list[Row]:
+    """Weigh fresh lean workers of zygotes that leave out one preparation, and of one that has them all."""
+    import entries
+
+    from orch import AsyncOrchestrator, Config, ScriptedBackend
+
+    weights: dict[str, list[float]] = {}
+    for without in ("", *WITHOUT):
+        os.environ[entries.WITHOUT] = without
+        home = folder / f"without-{without}"
+        async with AsyncOrchestrator(config=Config(), home=home, launcher=entries.launcher) as orchestrator:
+            for _ in range(args.rounds):
+                agent = await orchestrator.spawn("nothing", backend=ScriptedBackend([]), context="none")
+                os.kill(agent.pid, signal.SIGUSR1)
+                await agent.ping()
+                weights.setdefault(without, []).append(private_mib(agent.pid))
+                await agent.kill()
+    del os.environ[entries.WITHOUT]
+    return [
+        harness.compared(figure, weights[without], weights[""], must=">= 1.05", aim=">= 1.1")
+        for without, figure in WITHOUT.items()
+    ]
 
 
 async def measure(args: Args) -> list[Row]:
@@ -59,6 +88,7 @@ async def measure(args: Args) -> list[Row]:
                 await weigh_plain()
                 await weigh("sdk")
         hub.close()
+        prepared = await preparations(args, folder)
     plain = weights["plain", ""]
     return [
         harness.compared(
@@ -70,7 +100,7 @@ async def measure(args: Args) -> list[Row]:
         )
         for template in ("lean", "sdk")
         for state, must, aim in (FRESH, QUERIED)
-    ]
+    ] + prepared
 
 
 if __name__ == "__main__":

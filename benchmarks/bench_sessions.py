@@ -72,6 +72,11 @@ async def length(args: Args, folder: Path) -> list[Row]:
         transcript.close()
         return took
 
+    def checked() -> float:
+        """Open it without the note of what was checked before: every line is checked."""
+        path.with_name(f"{path.name}.known").unlink(missing_ok=True)
+        return opening()
+
     def killed() -> float:
         if note is not None:
             notes.write_bytes(note)
@@ -82,7 +87,10 @@ async def length(args: Args, folder: Path) -> list[Row]:
         path.read_bytes()
         return perf_counter() - begin
 
-    opens = await harness.interleave(min(args.rounds, 5), opening=opening, killed=killed, reading=reading)
+    opens = await harness.interleave(
+        min(args.rounds, 5), opening=opening, killed=killed, checked=checked, reading=reading
+    )
+    prefix = f"open a session of {count:,} entries, every line checked (s; peer: by the verified prefix)"
     return [
         harness.compared(
             f"append behind {count:,} entries (s; peer: to a session that begins)",
@@ -105,6 +113,9 @@ async def length(args: Args, folder: Path) -> list[Row]:
             must="<= 4",
             aim="<= 2",
         ),
+        harness.skipped(prefix, "too short for a note", must=">= 1.05", aim=">= 1.5")
+        if args.quick
+        else harness.compared(prefix, opens["checked"], opens["opening"], must=">= 1.05", aim=">= 1.5"),
     ]
 
 

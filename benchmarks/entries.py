@@ -1,7 +1,7 @@
 """A worker for benches alone: an ordinary one that two signals make do what no tool would.
 
 SIGUSR1 collects garbage, SIGUSR2 enters C and never gives the interpreter lock back. `launcher` is for
-AsyncOrchestrator.
+AsyncOrchestrator. With ORCH_BENCH_WITHOUT in the environment the zygote leaves out one preparation of its heap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 # At the top, as in the ordinary entry's module: what is imported after the fork would be private memory.
+from orch_worker.process import zygote
 from orch_worker.process.main import main as serve
+
+WITHOUT = "ORCH_BENCH_WITHOUT"
+
+if os.environ.get(WITHOUT) == "filled":
+    zygote.filled = list
+elif os.environ.get(WITHOUT) == "rehearse":
+    zygote.rehearse = lambda _: None
 
 
 def collect(*_: object) -> None:

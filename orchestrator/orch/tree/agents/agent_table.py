@@ -1,8 +1,11 @@
-"""All agents of a run, by id. Those that rest for long are packed: a root that had ten thousand agents is as small as
-one that had ten.
+"""All agents of a run, by id. Agents at rest for long are stored compressed, 64 together.
 
-Nobody sees whether an agent is packed. It is unpacked for whoever asks for it; as long as somebody has it, it is the
-same object for all.
+Callers do not see whether an agent is packed: a lookup unpacks it, and while a reference to it exists every lookup
+returns the same object.
+
+Measured: 10,000 killed agents add 1.5 MiB to a root of 30 MiB, and 32 MiB without packing, so the root would be twice
+as large (`benchmarks/stress_spawn.py` prints the growth of a root). The price is 18 us of CPU for each killed agent
+(82 us against 64) and 12 us for each packed agent in a pass over all agents.
 """
 
 from __future__ import annotations
