@@ -7,14 +7,18 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
+from typing import Literal, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from source_tree import PACKAGES, ROOT, Module, broken, imports_of, modules
 
 pytestmark = pytest.mark.timeout(240)  # each looks through all there is
 OURS = tuple(PACKAGES)
+CHECKED_PACKAGES = ("orch_protocol", "orch")
+"""Packages whose folders form an acyclic graph."""
 DOORS: dict[str, set[str]] = {
     "anthropic": {"orch_worker.backends.providers.anthropic"},
     "httpx2": {"orch_worker.backends.http.transport", "orch_worker.tools.web.http"},
@@ -114,6 +118,59 @@ def import_graph(found: Iterable[Module]) -> dict[str, set[str]]:
     return graph
 
 
+class FolderEdge(NamedTuple):
+    """An import that makes one folder depend on another. `kind` says when it is executed."""
+
+    folder: str
+    target_folder: str
+    module: str
+    target: str
+    kind: Literal["", "lazy", "types"]
+
+    def __str__(self) -> str:
+        kind = f" ({self.kind})" if self.kind else ""
+        return f"folder {self.folder} -> folder {self.target_folder}: {self.module} -> {self.target}{kind}"
+
+
+def folder_edges(found: Iterable[Module]) -> list[FolderEdge]:
+    """Return the imports between folders, lazy and type-only ones included. A package's `__init__` is in its folder."""
+    by_name = {module.name: module for module in found}
+    edges = []
+    for name, module in by_name.items():
+        for target in module.imports:
+            owner = target
+            while owner and owner not in by_name:
+                owner = owner.rpartition(".")[0]
+            folders = [_folder(by_name[each]) for each in (name, owner) if each]
+            if len(folders) == 2 and folders[0] != folders[1]:
+                kind: Literal["", "lazy", "types"] = (
+                    "" if target in module.first else "lazy" if target in module.run else "types"
+                )
+                edges.append(FolderEdge(*folders, name, target, kind))
+    return edges
+
+
+def _folder(module: Module) -> str:
+    return module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
+
+
+def folder_cycle(edges: Iterable[FolderEdge]) -> list[str]:
+    """Return the edges along one cycle of folders, as text; nothing if there is no cycle."""
+    first: dict[tuple[str, str], FolderEdge] = {}
+    graph: dict[str, set[str]] = {}
+    for edge in edges:
+        graph.setdefault(edge.folder, set()).add(edge.target_folder)
+        first.setdefault((edge.folder, edge.target_folder), edge)
+    path = cycle(graph)
+    return [str(first[pair]) for pair in pairwise(path)]
+
+
+UNRESOLVED = {("orch.services.resources", "orch.services"), ("orch.commands", "orch.services")}
+"""Folder edges that stay until `call` has a module below the handlers."""
+FRONT_ENDS = ("orch.cli.", "orch.chat.", "orch.demo.", "orch.notebook.")
+ROOT_FOLDERS = ("orch.services", "orch.supervisor", "orch.tree", "orch.commands", "orch.daemon", "orch.render")
+
+
 def in_modules(rule: Callable[[Module], Iterable[str]]) -> dict[str, list[str]]:
     """Return what breaks `rule` in our modules, by module."""
     return broken(rule, modules(), lambda module: module.name)
@@ -150,6 +207,22 @@ def test_doors_are_used() -> None:
 def test_no_import_cycles() -> None:
     """No module imports, directly or not, one that imports it, not even in a function; types may name each other."""
     assert cycle(import_graph(modules())) == []
+
+
+@pytest.mark.parametrize("package", CHECKED_PACKAGES)
+def test_folders_form_an_acyclic_graph(package: str) -> None:
+    """No folder imports, directly or not, a folder that imports it, not even lazily or for types."""
+    inside = [module for module in modules() if module.name.partition(".")[0] == package]
+    edges = [edge for edge in folder_edges(inside) if edge[:2] not in UNRESOLVED]
+    assert folder_cycle(edges) == []
+
+
+def test_root_does_not_import_front_ends() -> None:
+    """The root, its services, slash commands and renderers import neither the CLI nor the chat."""
+    found = folder_edges(modules())
+    root = [edge for edge in found if edge.folder.startswith(ROOT_FOLDERS)]
+    assert root
+    assert [str(edge) for edge in root if f"{edge.target_folder}.".startswith(FRONT_ENDS)] == []
 
 
 def test_import_linter_contract_is_kept() -> None:
@@ -223,3 +296,24 @@ def test_cycle_rule_catches() -> None:
     """A cycle is returned as the path that closes; a graph without one gives nothing."""
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_folder_cycle_names_each_edge() -> None:
+    """A folder cycle is reported with its modules, also where one import is lazy or for types."""
+    found = [
+        made_up("def f():\n    from ..b import y", "orch.a.x"),
+        made_up("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..a.x import X", "orch.b.y"),
+    ]
+    found = [
+        replace(
+            each,
+            run=imports_of(each.source, each.name, executed="some time"),
+            first=imports_of(each.source, each.name, executed="at once"),
+        )
+        for each in found
+    ]
+    assert folder_cycle(folder_edges(found)) == [
+        "folder orch.a -> folder orch.b: orch.a.x -> orch.b.y (lazy)",
+        "folder orch.b -> folder orch.a: orch.b.y -> orch.a.x.X (types)",
+    ]
+    assert folder_cycle(folder_edges(found[:1])) == []

@@ -19,7 +19,7 @@ import pytest
 
 from integration.command_shell import MAIN, SECONDS, Shell
 from orch import AsyncOrchestrator, ScriptedBackend
-from orch.daemon.peer_credentials import Process, agent_of_peer, read_process
+from orch.client.peer_credentials import Process, agent_of_peer, read_process
 from orch.processes.in_process import InProcessLauncher
 from orch.supervisor.recovery.orphan_cleanup import stored_token
 from orch_protocol.core.errors import ProtocolError

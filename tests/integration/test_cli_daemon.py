@@ -16,7 +16,7 @@ import pytest
 
 from integration.command_shell import SECONDS, Shell, ended, opened
 from orch.config import paths
-from orch.daemon.daemon import ALREADY_RUNNING
+from orch_protocol.wire.control_socket import ALREADY_RUNNING
 from orch_protocol.wire.frames import VERSION
 
 

@@ -14,7 +14,7 @@ import pytest
 from orch.cli.agents import agents, controlling_terminal, query, queue, run_once, send, spawn
 from orch.cli.sessions import archive, audit, fsck, import_export, notes, tree
 from orch.cli.system import admin
-from orch.daemon.client import request
+from orch.client.connection import request
 from orch_protocol.core.messages import Reply, Usage, assistant, user
 from orch_protocol.services.import_export import Imported
 from orch_protocol.services.requests import (

@@ -17,8 +17,6 @@ from orch_protocol.core.text import scrub
 from orch_protocol.services.import_export import ImportSession
 from orch_protocol.services.requests import Spawn
 from orch_protocol.wire.frames import DECODE_ERRORS
-from orch_worker.backends.models import Models
-from orch_worker.system.secrets import SEARCH_KEY, holds_secret, plain
 from orch_worker.tools.api.base import Tool, tool
 
 from ..config import paths
@@ -30,7 +28,6 @@ __all__ = [
     "ToolLike",
     "as_data",
     "check_arguments",
-    "keys_in",
     "listed",
     "names_of",
     "script_of",
@@ -101,16 +98,6 @@ def as_data(request: Request) -> Request:
         return msgspec.json.decode(data, type=type(request))
     except (*DECODE_ERRORS, TypeError, ValueError) as error:
         raise ConfigError(f"no agent can be made of that: {error} (numbers are finite, everything is JSON)") from error
-
-
-def keys_in(env: Mapping[str, str], known: Models) -> dict[str, str]:
-    """Return the secrets in `env` that the models `known` and web search use, for the birth pipes of workers.
-
-    A header's variable that is no secret goes by the name that `plain` returns.
-    """
-    found = {name: env[name] for name in (*known.secrets, SEARCH_KEY) if env.get(name)}
-    wanted = {name: env[name] for name in known.variables if env.get(name) and name not in found}
-    return found | {name if holds_secret(name, value) else plain(name): value for name, value in wanted.items()}
 
 
 def check_arguments(*values: Any) -> None:

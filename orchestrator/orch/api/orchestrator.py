@@ -44,11 +44,11 @@ from orch_worker.tools.api.base import ToolContext
 
 from ..config import config as configuration
 from ..config import paths
-from ..config.models import Catalog
+from ..config.models import Catalog, keys_in
 from ..config.notices import Asides
 from ..policy import sandbox
 from ..policy.approvals import ApprovalBroker, Approver
-from ..policy.budget_rules import budget_of, budget_change
+from ..policy.budget_rules import budget_change, budget_of
 from ..policy.credentials import Credentials, ProgramCredentials
 from ..policy.root_hooks import HookRegistrar, RootHooks
 from ..processes import default_launcher
@@ -60,8 +60,8 @@ from ..resources.prompt_templates import InMemory, PromptTemplate, TemplateProvi
 from ..services import call, fitting, serve_worker
 from ..services.archives.recall import found
 from ..services.resources.hooks import attend
-from ..supervisor.recovery.deletion import finish
-from ..supervisor.recovery.orphan_cleanup import end_leftovers, run_token
+from ..services.sessions.deletion import finish
+from ..supervisor.recovery.orphan_cleanup import end_leftovers, run_token, sweep_runs
 from ..supervisor.supervisor import Supervisor
 from ..supervisor.watchers import Observer, Watchers
 from ..tree.journal.journal import JOURNAL, Journal
@@ -72,7 +72,6 @@ from .arguments import (
     ToolLike,
     as_data,
     check_arguments,
-    keys_in,
     listed,
     names_of,
     script_of,
@@ -205,7 +204,7 @@ class AsyncOrchestrator(HookRegistrar):
             paths.sessions_of(self.home, chosen), "ORCH_HOME" if chosen is None else "session_dir"
         )
         paths.hide(self.home)
-        paths.sweep_runs(self.home)
+        sweep_runs(self.home)
         # What is opened is closed in the reverse order: by `close`, and when something cannot be opened.
         async with AsyncExitStack() as stack:
             if not self._named:

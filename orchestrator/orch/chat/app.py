@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from ..cli.agents.approval_prompt import denied_note
-from ..daemon.failure import Failure
+from ..client.failure import Failure
+from ..render.approvals import denied_note
 from . import approvals, status_bar
 from .approvals import AskUser, Questions
 from .commands import Commands, Order, said_as

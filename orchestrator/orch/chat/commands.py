@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from ..client.failure import Failure
 from ..commands.parse import read
-from ..daemon.failure import Failure
 from ..render import terminal
 from .pastes import prompted
 from .text.diffs import coloured

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
 
-from ..daemon.client import ENDED, Connection
-from ..daemon.failure import Failure
+from ..client.connection import ENDED, Connection
+from ..client.failure import Failure
 
 __all__ = ["Link"]
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterable
 from typing import Final
 
+from ..render import terminal
+from ..render.transcript import Streams
 from .text.live_text import Sheet
 from .text.markdown import Markdown
 from .text.styled_text import Piece
 
-__all__ = ["Printing"]
+__all__ = ["Printing", "turn_output"]
 
 ROWS: Final = 3
 """A paragraph that takes more is printed as far as it has come."""
@@ -66,3 +69,12 @@ def _painted(line: Iterable[Piece]) -> str:
 
 def _styled(text: str, codes: str) -> str:
     return f"\x1b[{codes}m{text}\x1b[0m" if codes else text
+
+
+def turn_output() -> Streams | Printing:
+    """Return the output of a turn or an answer: rendered Markdown on a terminal, plain text elsewhere."""
+    can = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+    if not can or os.environ.get("NO_COLOR") or not terminal.draws(sys.stdout):
+        return Streams()
+
+    return Printing()

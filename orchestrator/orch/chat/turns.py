@@ -8,8 +8,8 @@ from typing import Any, Final
 from orch_worker.conversation.framing import split_first_prompt
 from orch_worker.conversation.prompt_markers import as_said
 
-from ..api.observers import line_of
 from ..render import terminal
+from ..render.progress import progress_line
 from ..render.transcript import Transcript
 from .pastes import prompted
 from .text.live_text import Sheet
@@ -69,7 +69,7 @@ class Story:
     def called(self, event: dict[str, Any]) -> None:
         """Something became of a call, of which those of the agent itself are told otherwise."""
         if event["depth"] > self._depth:
-            self._sheet.note(line_of(event | {"depth": event["depth"] - self._depth + 1}))
+            self._sheet.note(progress_line(event | {"depth": event["depth"] - self._depth + 1}))
 
     def ended(self, event: dict[str, Any]) -> None:
         """The turn is over."""

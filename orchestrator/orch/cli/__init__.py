@@ -17,7 +17,7 @@ VERBS = {
     "query": ("orch.cli.agents.query", "ask an agent and print its answer"),
     "collect": ("orch.cli.agents.query", "take the answer to a query nobody waited for"),
     "run": ("orch.cli.agents.run_once", "start an agent, ask it, print its answer, end it"),
-    "chat": ("orch.chat.command", "talk with an agent: it streams above a prompt that is always there"),
+    "chat": ("orch.cli.agents.chat", "talk with an agent: it streams above a prompt that is always there"),
     "steer": ("orch.cli.agents.query", "say something to an agent that works"),
     "send": ("orch.cli.agents.send", "send a piece of a file, or any text, to an agent: for editors"),
     "queue": ("orch.cli.agents.queue", "what an agent has not heard yet; take it back"),
@@ -142,7 +142,7 @@ def _fail(argv: list[str], error: Exception) -> int:
         kind, outcome = getattr(error, "kind", type(error).__name__), getattr(error, "outcome", "")
         return _complain(argv, kind, str(error), code, outcome)
     if isinstance(error, OSError):
-        from ..daemon.failure import explain
+        from ..client.failure import explain
 
         return _complain(argv, "OSError", explain(error), 1)
     raise error

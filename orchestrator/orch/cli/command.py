@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from ..daemon.failure import STILL_RUNNING, Failure
+from ..client.failure import STILL_RUNNING, Failure
 from ..render import terminal
 from ..render.terminal import dump
 
@@ -24,9 +24,9 @@ __all__ = [
     "Verb",
     "budget",
     "budget_arguments",
-    "clean",
     "file",
     "is_file",
+    "key_argument",
     "names",
     "number",
     "one_from_stdin",
@@ -203,24 +203,6 @@ def one_from_stdin(*arguments: str | bool | None) -> None:
         raise Failure("UsageError", "- is given twice: standard input can be read once; write one of them out", 2)
 
 
-def clean(value: Any) -> Any:
-    """Return `value` with text from the command line that is not UTF-8 made so; JSON may hold half a character too."""
-    if isinstance(value, str):
-        if value.isascii():
-            return value
-        try:
-            return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        except UnicodeEncodeError:
-            from orch_protocol.core.text import scrub
-
-            return scrub(value)
-    if isinstance(value, dict):
-        return {clean(key): clean(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [clean(item) for item in value]
-    return value
-
-
 def seconds(text: str) -> float:
     """Return the number of seconds that `text` is. Raises ArgumentTypeError."""
     from argparse import ArgumentTypeError
@@ -374,3 +356,8 @@ def say(arguments: Namespace, data: Any, text: str) -> None:
         print(dump(data))
     elif text:
         print(text)
+
+
+def key_argument(parser: ArgumentParser) -> None:
+    """Let the command take a session."""
+    parser.add_argument("key", metavar="KEY", help="number, id, beginning of an id, or name of an agent; or latest")

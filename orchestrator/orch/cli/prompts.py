@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import sys
 
-from ..daemon.failure import Failure
+from ..client.connection import clean
+from ..client.failure import Failure
 from ..render import terminal
+from ..render.prompts import template_data, template_row, template_table
 from . import command
 from .command import Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from typing import Any
 
-    from ..resources.prompt_templates import PromptTemplate
 
-__all__ = ["VERBS", "listed", "listing", "page", "table"]
-
-HEAD = ["TIER", "PART", "TOKENS", "OWNER", "SOURCE", "HASH", "SINCE THE LAST REQUEST"]
-RIGHT = frozenset({2})
+__all__ = ["VERBS"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -43,56 +40,22 @@ def _prompts(arguments: Namespace) -> int:
         from ..resources.prompt_templates import usable
 
         templates, faults = usable(there.all())
-        rows = listing(templates)
+        rows = template_data(templates)
         command.say(
-            arguments, rows, listed(rows) if rows else f"no templates; put one into {home / 'prompts'}, as NAME.md"
+            arguments,
+            rows,
+            template_table(rows) if rows else f"no templates; put one into {home / 'prompts'}, as NAME.md",
         )
         for each in faults:
             print(f"orch: {terminal.safe(each)}", file=sys.stderr)
         return 0
-    name = command.clean(arguments.name)
+    name = clean(arguments.name)
     found = there.find(name)
-    text = there.asked(name, command.clean(dict(arguments.var))).identity or "" if arguments.var else found.text
-    command.say(arguments, _row(found.name, found.variables, found.source) | {"text": text}, terminal.shown(text))
+    text = there.asked(name, clean(dict(arguments.var))).identity or "" if arguments.var else found.text
+    command.say(
+        arguments, template_row(found.name, found.variables, found.source) | {"text": text}, terminal.shown(text)
+    )
     return 0
-
-
-def listing(templates: list[PromptTemplate]) -> list[dict[str, Any]]:
-    """Return templates as JSON data."""
-    return [_row(template.name, template.variables, template.source) for template in templates]
-
-
-def listed(rows: list[dict[str, Any]]) -> str:
-    """Return templates as a table, one a line."""
-    cells = [[terminal.line(row["name"]), " ".join(row["variables"]), terminal.safe(row["source"])] for row in rows]
-    return terminal.columns([["NAME", "VARIABLES", "SOURCE"], *cells], frozenset())
-
-
-def _row(name: str, variables: tuple[str, ...], source: str) -> dict[str, Any]:
-    return {"name": name, "variables": list(variables), "source": source}
-
-
-def page(prompt: dict[str, Any]) -> str:
-    """Return the prompt of an agent as a page: its parts in a table, what is to be said of them, then their texts."""
-    parts = prompt["parts"]
-    notes = [f"note: {terminal.line(note, 200)}" for note in prompt["notes"]]
-    gone = [f"said no more: {', '.join(map(terminal.line, prompt['gone']))}"] if prompt["gone"] else []
-    texts = [f"\n== {terminal.line(part['name'])}\n{terminal.shown(part['text'])}" for part in parts]
-    return "\n".join([table(prompt), *gone, *notes, *texts])
-
-
-def table(prompt: dict[str, Any]) -> str:
-    """Return the parts of a prompt as a table, with what they are together."""
-    parts = prompt["parts"]
-    rows = [_cells(part, asked=prompt["asked"]) for part in parts]
-    total = ["", "", str(sum(part["tokens"] for part in parts)), "", "", "", ""]
-    return terminal.columns([HEAD, *rows, total], RIGHT)
-
-
-def _cells(part: dict[str, Any], *, asked: bool) -> list[str]:
-    since = part["change"] or ("the same" if asked else "")
-    texts = [terminal.line(part[key], 40) for key in ("owner", "source")]
-    return [part["tier"], terminal.line(part["name"], 40), str(part["tokens"]), *texts, part["hash"], since]
 
 
 VERBS = {

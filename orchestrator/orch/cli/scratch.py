@@ -13,6 +13,7 @@ from orch_worker.session.log.lock import FolderLock
 
 from ..config import paths
 from ..config.interrupts import Presses
+from ..supervisor.recovery.orphan_cleanup import sweep_runs
 
 __all__ = ["scratch"]
 
@@ -26,7 +27,7 @@ def scratch() -> Iterator[Path]:
     """
     home = paths.home()
     made = [folder for folder in (home, *home.parents) if not folder.exists()]
-    paths.sweep_runs(home)
+    sweep_runs(home)
     with Presses(1), contextlib.ExitStack() as held:
         folder = home / f"{paths.SCRATCH}{new_id()}"
         try:

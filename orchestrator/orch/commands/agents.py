@@ -12,10 +12,11 @@ from orch_protocol.core.errors import ConfigError, QueryTimeoutError
 from orch_protocol.resources.slash_commands import Effect
 from orch_worker.agent.model_selection import model_of
 
-from ..cli import prompts
-from ..cli.resources.workspace import listed
-from ..cli.system.admin import permitted
+from ..render import models as model_rows
+from ..render import prompts as prompt_rows
 from ..render import terminal
+from ..render.approvals import permission_lines
+from ..render.workspace import table
 from ..services.models.model_selection import told
 from .registry import Here, Said, command, flag, given, option, rest
 
@@ -153,13 +154,13 @@ async def context(here: Here) -> Said:
     row = await here.ask("state", ref=here.id)
     prompt = await here.ask("prompt", ref=here.id)
     data = {"context_tokens": row["context_tokens"], "context_limit": row["context_limit"], "parts": prompt["parts"]}
-    return Said(f"{terminal.fullness(row)}\n\n{prompts.table(prompt)}", data)
+    return Said(f"{terminal.fullness(row)}\n\n{prompt_rows.table(prompt)}", data)
 
 
 @command("prompt", "what the next request says besides the conversation, part by part", group=LOOKING_GROUP)
 async def prompt(here: Here) -> Said:
     shown = await here.ask("prompt", ref=here.id)
-    return Said(prompts.page(shown), shown)
+    return Said(prompt_rows.page(shown), shown)
 
 
 @command(
@@ -174,7 +175,7 @@ async def workspace(here: Here) -> Said:
     if what is None or what == "about":
         shown = await here.ask("workspace", ref=here.id, about=said)
         nothing = "nothing is at hand yet" if shown["enabled"] else "workspace.enabled lets agents keep track of it"
-        return Said(listed(shown) or nothing, shown)
+        return Said(table(shown) or nothing, shown)
     if not said:
         raise ConfigError(f"/workspace {what}: say the name of an object")
     change: dict[str, Any] = {what: [said]}
@@ -225,11 +226,11 @@ async def spent(here: Here) -> Said:
 async def permissions(here: Here) -> Said:
     if here.get("what") is None:
         found = await here.ask("permissions", folder=here.spec.cwd)
-        return Said(permitted(found) or "nothing was approved for later", found)
+        return Said(permission_lines(found) or "nothing was approved for later", found)
     if (id := here.get("permission")) is None:
         raise ConfigError("/permissions revoke: say which one, by its id")
     revoked = await here.ask("revoke", ids=[id])
-    return Said(f"revoked: {permitted(revoked)}", revoked)
+    return Said(f"revoked: {permission_lines(revoked)}", revoked)
 
 
 def _thinks(here: Here) -> str:
@@ -266,11 +267,9 @@ async def thinking(here: Here) -> Said:
 
 @command("models", "the models that can be asked here", group=LOOKING_GROUP, aliases=("provider",))
 async def models(here: Here) -> Said:
-    from ..cli.resources import models as verb
-
     reachable = await here.root.catalog_for(here.id).reachable(None)
-    rows = [verb.data(row) for row in reachable]
-    return Said(verb.table(reachable), rows)
+    rows = [model_rows.data(row) for row in reachable]
+    return Said(model_rows.table(reachable), rows)
 
 
 LOOKING_COMMANDS: Final = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.resources.slash_commands import CommandCatalog, Executed, RunCommand
 
-from ..daemon.failure import Failure
+from ..client.failure import Failure
 from .builtin_commands import BY_NAME
 from .catalogs import TEMPLATE, catalog_of
 from .parse import Line, bind, find, read

@@ -13,9 +13,9 @@ from orch_protocol.resources.slash_commands import Effect
 from orch_worker.session.transcript import NAME
 from orch_worker.tools.python import namespace
 
-from ..cli.sessions import archive as archives
-from ..cli.sessions import audit as session_audit
-from ..cli.sessions import tree as session_tree
+from ..render import archives as archive_rows
+from ..render import audit as audit_rows
+from ..render import sessions as session_rows
 from ..render import terminal
 from ..sessions.audit import Audited, audit
 from .registry import Here, Said, command, flag, given, option, rest
@@ -31,20 +31,20 @@ TRACED: Final = 20
 
 @command("sessions", "conversations, the latest first", flag("all"), group=SESSIONS_GROUP)
 async def sessions(here: Here) -> Said:
-    rows = session_tree.latest(await here.ask("list", all=here.get("all") is not None))
-    return Said(session_tree.listing(rows), rows)
+    rows = session_rows.latest(await here.ask("list", all=here.get("all") is not None))
+    return Said(session_rows.table(rows), rows)
 
 
 @command("tree", "everything that was said, branch by branch", flag("all"), group=SESSIONS_GROUP)
 async def tree(here: Here) -> Said:
     shown = await here.ask("session", ref=here.id)
-    return Said("\n".join(session_tree.drawn(shown["entries"], every=here.get("all") is not None)), shown)
+    return Said("\n".join(session_rows.tree_lines(shown["entries"], every=here.get("all") is not None)), shown)
 
 
 @command("session", "this session: its branches, labels, and what was said last", group=SESSIONS_GROUP)
 async def session(here: Here) -> Said:
-    shown = await here.ask("session", ref=here.id, most=session_tree.LAST)
-    return Said(session_tree.page(shown), shown)
+    shown = await here.ask("session", ref=here.id, most=session_rows.LAST)
+    return Said(session_rows.page(shown), shown)
 
 
 @command(
@@ -117,7 +117,7 @@ async def title(here: Here) -> Said:
 async def trace(here: Here) -> Said:
     most = int(here.get("n") or TRACED)
     rows = await here.root.disk.do(_audited, Path(here.spec.folder) / NAME, most)
-    return Said(session_audit.table(rows), msgspec.to_builtins(rows))
+    return Said(audit_rows.table(rows), msgspec.to_builtins(rows))
 
 
 def _audited(file: Path, most: int) -> list[Audited]:
@@ -134,10 +134,10 @@ def _audited(file: Path, most: int) -> list[Audited]:
 async def archive(here: Here) -> Said:
     if (id := here.get("id")) is None:
         rows = await here.ask("archives", ref=here.id)
-        return Said(archives.table(rows) if rows else "nothing is archived", rows)
-    first, last = archives.entry_range(here.get("entries") or "1-")
-    entries = archives.numbered(await here.ask("read_archive", id=id, first=first, last=last), id, first)
-    return Said(archives.pages(entries), entries)
+        return Said(archive_rows.table(rows) if rows else "nothing is archived", rows)
+    first, last = archive_rows.entry_range(here.get("entries") or "1-")
+    entries = archive_rows.numbered_entries(await here.ask("read_archive", id=id, first=first, last=last), id, first)
+    return Said(archive_rows.pages(entries), entries)
 
 
 @command(
@@ -148,7 +148,7 @@ async def archive(here: Here) -> Said:
 )
 async def recall(here: Here) -> Said:
     hits = await here.ask("search_archive", query=here.said["query"], ref=here.id)
-    return Said(archives.places(hits) if hits else "nothing in the archives resembles that", hits)
+    return Said(archive_rows.search_hits(hits) if hits else "nothing in the archives resembles that", hits)
 
 
 SESSIONS_COMMANDS: Final = (
@@ -199,7 +199,7 @@ async def new(here: Here) -> Said:
 )
 async def compact(here: Here) -> Said:
     done = await here.ask("compact", ref=here.id, instructions=here.get("instructions") or "")
-    return Said(session_tree.condensed(done), done)
+    return Said(session_rows.compaction(done), done)
 
 
 @command(

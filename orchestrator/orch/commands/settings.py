@@ -14,15 +14,18 @@ from orch_protocol.core.text import scrub
 from orch_protocol.resources.skills import SkillSpec
 from orch_protocol.resources.slash_commands import Effect
 
-from ..cli import prompts
-from ..cli.resources import hooks as hook_verb
-from ..cli.resources import memory as memory_verb
-from ..cli.system import admin, doctor
 from ..config import config
+from ..diagnostics import checks
 from ..policy import hook_records
+from ..render import config as config_render
+from ..render import doctor as doctor_rows
 from ..render import extensions as extension_rows
+from ..render import hooks as hook_rows
+from ..render import memory as memory_rows
+from ..render import prompts as prompt_rows
 from ..render import terminal
 from ..resources.extensions import find, templates_for
+from ..resources.memory import add_note, open_memory, select_notes
 from ..resources.prompt_templates import PromptTemplate, usable
 from .registry import Here, Said, command, given, rest
 
@@ -44,8 +47,8 @@ def templates_of(here: Here) -> list[PromptTemplate]:
 @command("templates", "prompts with variables, which /template NAME asks", group=GROUP)
 async def templates(here: Here) -> Said:
     found, faults = usable(await here.root.disk.do(templates_of, here))
-    rows = prompts.listing(found)
-    told = prompts.listed(rows) if rows else "no templates: see docs/agents.md"
+    rows = prompt_rows.template_data(found)
+    told = prompt_rows.template_table(rows) if rows else "no templates: see docs/agents.md"
     return Said("\n".join([told, *faults]), rows)
 
 
@@ -118,23 +121,23 @@ async def memory(here: Here) -> Said:
 
 
 def _memory(here: Here) -> Said:
-    memory, spec = memory_verb.opened(Path(here.spec.cwd), here.root.hooks.home)
+    memory, spec = open_memory(Path(here.spec.cwd), here.root.hooks.home)
     what, said = here.get("what"), here.get("note")
     notes = memory.notes()
     if what is None:
         return Said(
-            memory_verb.table(notes) if notes else "nothing is noted about this folder", memory_verb.plain(notes)
+            memory_rows.table(notes) if notes else "nothing is noted about this folder", memory_rows.data(notes)
         )
     if not said:
         raise ConfigError(f"/memory {what}: say {'what is to be remembered' if what == 'add' else 'the id of a note'}")
     if what == "add":
-        note = memory_verb.noted(memory, spec, scrub(said))
-        return Said(f"noted: {note.id}", memory_verb.plain([note])[0])
-    found = memory_verb.chosen(notes, said.split())
+        note = add_note(memory, spec, scrub(said))
+        return Said(f"noted: {note.id}", memory_rows.data([note])[0])
+    found = select_notes(notes, said.split())
     if what == "forget":
         gone = memory.forget(note.id for note in found)
-        return Said(f"forgotten: {', '.join(note.id for note in gone)}", memory_verb.plain(gone))
-    return Said("\n\n".join(f"{note.id}\n{terminal.safe(note.text)}" for note in found), memory_verb.plain(found))
+        return Said(f"forgotten: {', '.join(note.id for note in gone)}", memory_rows.data(gone))
+    return Said("\n\n".join(f"{note.id}\n{terminal.safe(note.text)}" for note in found), memory_rows.data(found))
 
 
 @command("extensions", "extensions for the agent's folder, and which of them it runs with", group=GROUP)
@@ -153,7 +156,7 @@ def _extensions(here: Here) -> Said:
 @command("hooks", "what hooks have done so far", group=GROUP)
 async def hooks(here: Here) -> Said:
     found = [*await here.root.disk.do(hook_records.hook_lines, here.root.hooks.home, []), hook_records.AUDIT_LOG]
-    return Said(hook_verb.table(found), msgspec.to_builtins(found))
+    return Said(hook_rows.table(found), msgspec.to_builtins(found))
 
 
 @command("config", "every setting for the agent's folder, and where it is from", group=GROUP)
@@ -165,13 +168,13 @@ def _configured(here: Here) -> Said:
     loaded = config.load(Path(here.spec.cwd), os.environ, home=here.root.hooks.home)
     values = config.flat(loaded.config)
     rows = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
-    return Said("\n".join([*loaded.notes, admin.settings(values, loaded.sources)]), rows)
+    return Said("\n".join([*loaded.notes, config_render.table(values, loaded.sources)]), rows)
 
 
 @command("doctor", "check what orch needs of this machine", group=GROUP)
 async def doctored(here: Here) -> Said:  # noqa: ARG001
-    found = await asyncio.to_thread(doctor.findings)
-    return Said(doctor.page(found), doctor.data(found))
+    found = await asyncio.to_thread(checks.findings)
+    return Said(doctor_rows.page(found), doctor_rows.data(found))
 
 
 COMMANDS: Final = (templates, template, skills, skill, memory, extensions, hooks, configured, doctored)

@@ -13,8 +13,9 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_worker.backends.local_servers import installed, locate
 from orch_worker.backends.models import Models
 from orch_worker.backends.registry import PROVIDERS, complete
+from orch_worker.system.secrets import SEARCH_KEY, holds_secret, plain
 
-__all__ = ["ANY", "Catalog", "about", "listed", "permits"]
+__all__ = ["ANY", "Catalog", "about", "keys_in", "listed", "permits"]
 
 ANY = "*"
 
@@ -97,3 +98,13 @@ def about(known: Models, provider: str, name: str, keys: Container[str]) -> Mode
         key=next((key for key in model.keys if key in keys), None),
         thinks=model.flags.thinks,
     )
+
+
+def keys_in(env: Mapping[str, str], known: Models) -> dict[str, str]:
+    """Return the secrets in `env` that the models `known` and web search use, for the birth pipes of workers.
+
+    A header's variable that is no secret goes by the name that `plain` returns.
+    """
+    found = {name: env[name] for name in (*known.secrets, SEARCH_KEY) if env.get(name)}
+    wanted = {name: env[name] for name in known.variables if env.get(name) and name not in found}
+    return found | {name if holds_secret(name, value) else plain(name): value for name, value in wanted.items()}

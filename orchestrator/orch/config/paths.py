@@ -25,7 +25,6 @@ __all__ = [
     "is_in_use",
     "orch_folders",
     "own_folder",
-    "passing",
     "path_of",
     "private_dir",
     "root_socket",
@@ -35,15 +34,12 @@ __all__ = [
     "sessions_of",
     "show_socket",
     "socket_path",
-    "sweep_runs",
 ]
 
 OWN_RUN = "run-"
 """How the run of a program that named none begins; no other does."""
 SCRATCH = "scratch-"
 """How the folder of a command begins that needs one for as long as it runs."""
-SETTLED_SECONDS = 60.0
-"""How old a folder is before it may be taken for left behind: one that is just made is not locked yet."""
 IGNORED = "/sessions/\n/runs/\n/daemon/\n"
 CONTROL = "control.sock"
 MAX_SOCKET_PATH = 100
@@ -190,55 +186,6 @@ def _home_of(env: Mapping[str, str]) -> str | None:
         return home_text(env)
     except ConfigError:
         return None  # this user has no home folder
-
-
-def passing(home: Path) -> list[Path]:
-    """Return the folders, sorted, of the runs that nobody named, and of commands that need one for a while.
-
-    Runs with a name are kept data, whatever that is.
-    """
-    import re
-
-    unnamed = re.compile(rf"({OWN_RUN}|{SCRATCH})[a-f][0-9a-f]{{11}}")
-    try:
-        found = sorted([*runs_dir(home).glob(f"{OWN_RUN}*"), *home.glob(f"{SCRATCH}*")])
-    except OSError:
-        return []  # the disk fails, which whoever opens a run is told
-    return [folder for folder in found if unnamed.fullmatch(folder.name) and folder.is_dir()]
-
-
-def sweep_runs(home: Path) -> list[tuple[Path, int]]:
-    """Remove what programs left behind that were killed: their unnamed runs and other folders that nobody opens again.
-
-    Returns each folder with the number of processes that still ran in it and were ended.
-    """
-    import contextlib
-    import shutil
-    import time
-
-    from orch_protocol.core.errors import OrchError
-    from orch_worker.session.log.lock import FolderLock
-
-    from ..supervisor.recovery.orphan_cleanup import end_leftovers
-
-    swept = []
-    for folder in passing(home):
-        try:
-            if time.time() - folder.stat().st_mtime < SETTLED_SECONDS:
-                continue
-            lock = FolderLock.acquire(folder)
-        except (OrchError, OSError):
-            continue  # somebody works in it, or has just removed it
-        try:
-            runs = [folder, *runs_dir(folder).glob("*")]
-            swept.append((folder, sum(end_leftovers(run) for run in runs)))
-            for run in runs:
-                with contextlib.suppress(OrchError, OSError):  # it may lie elsewhere
-                    os.unlink(root_socket(run))
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            lock.release()
-    return swept
 
 
 def hide(home: Path) -> None:

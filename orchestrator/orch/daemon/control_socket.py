@@ -30,8 +30,8 @@ from orch_protocol.core.text import scrub
 from orch_protocol.wire.control_socket import Request, Response
 from orch_protocol.wire.frames import DECODE_ERRORS, VERSION
 
+from ..client.peer_credentials import AgentOf, agent_of_peer, peer_of
 from ..config.logs import logger
-from .peer_credentials import AgentOf, agent_of_peer, peer_of
 
 __all__ = ["ANY_VERSION", "MAX_LINE", "WAITS", "Client", "ControlServer", "DaemonLeaving", "Handler"]
 

@@ -28,7 +28,7 @@ from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
 from orch_protocol.core.sandbox import Level
 from orch_protocol.services.requests import SERVICES, AgentRow, Empty, List, QueryAgent
-from orch_protocol.wire.control_socket import Notice
+from orch_protocol.wire.control_socket import ALREADY_RUNNING, Notice
 from orch_protocol.wire.frames import DECODE_ERRORS, VERSION
 from orch_protocol.wire.watch_events import WatchAgent
 from orch_worker.backends import models
@@ -44,9 +44,8 @@ from ..config.version import version
 from ..policy.credentials import CallerCredentials, read_salt
 from .control_socket import Client, ControlServer, DaemonLeaving
 
-__all__ = ["ALREADY_RUNNING", "Daemon", "DaemonStatus", "Stop", "Stopping", "main"]
+__all__ = ["Daemon", "DaemonStatus", "Stop", "Stopping", "main"]
 
-ALREADY_RUNNING: Final = 3
 DRAIN_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 15.0
 """How often the daemon looks whether its folder is still there."""

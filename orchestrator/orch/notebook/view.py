@@ -14,8 +14,9 @@ from orch_protocol.core.messages import Reply
 from orch_protocol.services.requests import AgentRow
 from orch_protocol.wire.worker_messages import TurnEvent
 
+from ..chat.printing import turn_output
 from ..render import terminal
-from ..render.transcript import Transcript, output
+from ..render.transcript import Transcript
 
 __all__ = ["Told", "TurnView", "View", "harmless", "used"]
 
@@ -225,7 +226,7 @@ class Told:
     """Prints a turn as it goes on, as `orch query --stream` does."""
 
     def __init__(self) -> None:
-        self._output = output()
+        self._output = turn_output()
         self._turn = Transcript(self._output)
 
     def event(self, event: TurnEvent) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from . import terminal
@@ -11,8 +10,6 @@ from .terminal import dump
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
-
-    from ..chat.printing import Printing
 
     class Output(Protocol):
         """Where a turn is shown."""
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
             """Show a line about what it does; nothing in it is what a terminal would obey."""
 
 
-__all__ = ["Transcript", "json_line", "output"]
+__all__ = ["Transcript", "json_line"]
 
 NATURAL = "end_turn"
 COMPACTED = 200
@@ -35,16 +32,6 @@ TASKS = ("task_create", "task_update")
 def json_line(event: dict[str, Any]) -> None:
     """Print an event as data, at once."""
     print(dump(event), flush=True)
-
-
-def output() -> Streams | Printing:
-    """Return where a turn is shown, or an answer: at a terminal as the Markdown it is, and elsewhere as it came."""
-    can = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
-    if not can or os.environ.get("NO_COLOR") or not terminal.draws(sys.stdout):
-        return Streams()
-    from ..chat.printing import Printing
-
-    return Printing()
 
 
 class Streams:

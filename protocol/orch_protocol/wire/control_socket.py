@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-__all__ = ["Notice", "Request", "Response"]
+__all__ = ["ALREADY_RUNNING", "Notice", "Request", "Response"]
+
+ALREADY_RUNNING: Final = 3
+"""The exit code of a daemon that finds another one running in its ORCH_HOME."""
 
 
 class Request(Struct, frozen=True, omit_defaults=True):

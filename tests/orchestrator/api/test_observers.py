@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch import CallEvent, Config, ConfigError, Orchestrator, PolicyConfig, Question, ScriptedBackend, SubagentsConfig
-from orch.api.observers import line_of, progress
+from orch.api.observers import progress
+from orch.render.progress import progress_line
 from orch.services import call
 from orch.testing import FakeLauncher
 from orch_protocol.services.requests import QueryAgent, Spawn
@@ -219,5 +220,5 @@ def test_no_text_forges_a_line(text: str, outcome: Any) -> None:
     import msgspec
 
     told = event(outcome=outcome, agent=text, tool=text, input={"command": text}, reason=text, result=text)
-    line = line_of(msgspec.structs.asdict(told))
+    line = progress_line(msgspec.structs.asdict(told))
     assert line.isprintable()

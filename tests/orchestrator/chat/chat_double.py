@@ -10,7 +10,7 @@ import msgspec
 from orch.chat.app import Chat
 from orch.chat.daemon_connection import Link, OnEvent
 from orch.chat.text.live_text import Sheet
-from orch.daemon.failure import Failure
+from orch.client.failure import Failure
 from orch_protocol.core.approval import Question
 from orch_protocol.core.messages import Message
 from orch_protocol.services.requests import SERVICES

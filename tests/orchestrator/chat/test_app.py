@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.daemon.failure import Failure
+from orch.client.failure import Failure
 from orch_protocol.core.messages import assistant, user
 from orch_protocol.wire.watch_events import TurnEnded
 from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar

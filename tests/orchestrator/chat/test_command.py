@@ -10,7 +10,7 @@ import pytest
 
 from orch.chat.screen import Lines, Printed
 from orch.cli import run
-from orch.daemon.failure import Failure
+from orch.client.failure import Failure
 from orchestrator.chat.test_app import AGENT, Talk, question
 
 Captured = pytest.CaptureFixture[str]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch.chat.daemon_connection import Link
-from orch.daemon.failure import Failure
+from orch.client.failure import Failure
 
 
 class Wire:

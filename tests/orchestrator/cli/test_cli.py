@@ -11,7 +11,7 @@ import pytest
 
 from orch.cli import VERBS, run
 from orch.cli.agents import spawn_settings
-from orch.daemon.failure import Failure
+from orch.client.failure import Failure
 from orchestrator.daemon_double import REPLY, ROW, SPAWNED, Desk, opened
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orch.cli import run
-from orch.daemon.failure import Failure
+from orch.client.failure import Failure
 from orchestrator.daemon_double import Desk, opened
 
 

@@ -13,7 +13,7 @@ import pytest
 from orch.cli import run
 from orch.cli.agents import query
 from orch.cli.scratch import scratch
-from orch.daemon.failure import Failure
+from orch.client.failure import Failure
 from orchestrator.daemon_double import ROW, Desk, opened
 
 Captured = pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ from orch.cli.scratch import scratch
 from orch.config import paths
 from orch.config.config import fits
 from orch.supervisor.recovery import orphan_cleanup
+from orch.supervisor.recovery.orphan_cleanup import sweep_runs
 from orch_protocol.core.errors import ConfigError, StoreError
 from orch_protocol.core.ids import new_id
 from orch_worker.session.log.lock import FolderLock
@@ -210,7 +211,7 @@ def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
     for name in (left, alive, "mine", "run-mine"):
         (folders[name] / "journal.jsonl").write_text("x")
         os.utime(folders[name], (0, 0))
-    paths.sweep_runs(tmp_path)
+    sweep_runs(tmp_path)
     lock.release()
     assert sorted(folder.name for folder in runs.iterdir()) == sorted(["mine", "run-mine", alive, new])
 
@@ -242,7 +243,7 @@ def test_the_socket_of_a_swept_run_goes_with_it_wherever_it_lies(
     socket.touch()
     os.utime(folder, (0, 0))
     assert not socket.is_relative_to(home)
-    paths.sweep_runs(home)
+    sweep_runs(home)
     assert not socket.exists()
 
 
@@ -253,7 +254,7 @@ def test_a_disk_that_fails_as_runs_are_swept_fails_nobody(tmp_path: Path, monkey
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(Path, "glob", broken)
-    paths.sweep_runs(tmp_path)
+    sweep_runs(tmp_path)
 
 
 class TestHide:

@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from orch.client import connection
+from orch.client import start as starting
+from orch.client.connection import Connection, await_end
+from orch.client.failure import Failure
 from orch.config import paths
-from orch.daemon import client as connection
-from orch.daemon import start as starting
-from orch.daemon.client import Connection, await_end
 from orch.daemon.control_socket import MAX_LINE, Client, ControlServer, DaemonLeaving
-from orch.daemon.daemon import ALREADY_RUNNING, Stopping
-from orch.daemon.failure import Failure
+from orch.daemon.daemon import Stopping
 from orch_protocol.core.errors import AgentBusyError, AgentNotFoundError
 from orch_protocol.wire import frames
+from orch_protocol.wire.control_socket import ALREADY_RUNNING
 
 
 def test_the_cli_knows_what_the_daemon_does_without_importing_it() -> None:

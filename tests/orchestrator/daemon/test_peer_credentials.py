@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from orch.client.peer_credentials import Process, agent_of_peer, classify, read_process
 from orch.daemon.control_socket import Client
-from orch.daemon.peer_credentials import Process, agent_of_peer, classify, read_process
 from orch_protocol.core.errors import ProtocolError
 
 INIT, TERMINAL, DAEMON, SHIM, ZYGOTE, WORKER, OTHER = 1, 10, 20, 21, 22, 23, 24
@@ -133,7 +133,7 @@ class TestPeers:
 
     def test_peer_in_another_pid_namespace_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The kernel says pid 0 of it."""
-        monkeypatch.setattr("orch.daemon.peer_credentials.peer_of", lambda _: (0, os.getuid()))
+        monkeypatch.setattr("orch.client.peer_credentials.peer_of", lambda _: (0, os.getuid()))
         ours, theirs = socket.socketpair()
         with ours, theirs, pytest.raises(ProtocolError, match="another pid namespace"):
             agent_of_peer(ours, lambda _: None)

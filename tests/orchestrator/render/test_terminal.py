@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from orch.cli import prompts
-from orch.render import terminal
+from orch.render import prompts, terminal
 
 USAGE = {"input_tokens": 1200, "output_tokens": 300, "cache_read_tokens": 0, "cost_usd": 0.0123, "cost_known": True}
 NOON = 1_700_000_000.0

@@ -7,7 +7,7 @@ import builtins
 from orch_protocol.agent.config import Config
 from orch_worker.hooks.loader import declared
 
-from ...policy.hook_records import AUDIT_LOG, HookLine, hooks_spec, hook_lines, set_enabled
+from ...policy.hook_records import AUDIT_LOG, HookLine, hook_lines, hooks_spec, set_enabled
 from ...policy.root_hooks import RootHooks
 
 __all__ = ["Hooks"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
+from ...client.connection import Connection
+from ...client.failure import Failure
 from ...render import terminal
 from ...render.terminal import dump
 from .. import command
@@ -50,7 +50,7 @@ def _show_arguments(parser: ArgumentParser) -> None:
 
 def _show(arguments: Namespace) -> int:
     if arguments.prompt:
-        from ..prompts import page
+        from ...render.prompts import page
 
         prompt = Connection().call("prompt", {"ref": arguments.ref})
         command.say(arguments, prompt, page(prompt) if not arguments.json else "")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from ...daemon.failure import Failure
+from ...client.failure import Failure
 from ...render import terminal as render
+from ...render.approvals import WAYS
 from . import controlling_terminal
 from .controlling_terminal import NobodyToAsk
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ...daemon.client import Connection, OnEvent
+    from ...client.connection import Connection, OnEvent
     from .controlling_terminal import Reach
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
     "approval_of",
     "approve_argument",
     "choose_approval",
-    "denied_note",
     "print_notice",
     "scope_of",
 ]
@@ -36,7 +36,6 @@ MODES = ("ask", "deny", "auto")
 PLAN_CHOICES = "Approve this plan? [y] yes, anything else: no > "
 CHOICES = "Allow it? [y] once, [s] for this session, [p] for this project, anything else: no > "
 SCOPES = {"y": "once", "s": "session", "p": "project"}
-WAYS = "--approve auto or ORCH_APPROVE=auto allows them, [policy.permissions] allows single tools"
 REASONS = {
     "none": "there is no terminal to ask on",
     "background": "this command is not in the foreground of its terminal",
@@ -103,12 +102,6 @@ def print_notice(approval: Approval, *, json: bool) -> None:
     """Print on stderr that nobody can be asked, if so; with `json` as an object."""
     if approval.notice:
         print(render.dump({"notice": approval.notice}) if json else f"orch: {approval.notice}", file=sys.stderr)
-
-
-def denied_note(denied: int) -> str:
-    """Return the message about calls that were denied because nobody could be asked."""
-    calls = "1 call that needed approval was" if denied == 1 else f"{denied} calls that needed approval were"
-    return f"{calls} denied because nobody could be asked. {WAYS}"
 
 
 class Approver:

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ...daemon.client import OnEvent
+    from ...client.connection import OnEvent
 
 __all__ = ["before"]
 
@@ -26,7 +26,7 @@ def before(others: OnEvent | None) -> OnEvent:
 
 
 def _write(event: dict[str, Any]) -> None:
-    from ...api.observers import line_of
+    from ...render.progress import progress_line
 
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(f"{clear}{line_of(event)}", file=sys.stderr, flush=True)
+    print(f"{clear}{progress_line(event)}", file=sys.stderr, flush=True)

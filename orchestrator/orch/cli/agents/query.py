@@ -6,14 +6,15 @@ import os
 import sys
 import time
 
+from ...client.connection import Connection
+from ...client.failure import Failure
 from ...config.interrupts import Presses
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
 from ...render import terminal as render
+from ...render.approvals import denied_note
 from .. import command
 from ..command import Verb
 from .agents import ROW
-from .approval_prompt import Approval, Approver, approval_of, approve_argument, denied_note, print_notice
+from .approval_prompt import Approval, Approver, approval_of, approve_argument, print_notice
 from .progress import before
 
 TYPE_CHECKING = False
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ...daemon.client import OnEvent
+    from ...client.connection import OnEvent
 
 __all__ = [
     "INTERRUPTED",
@@ -278,12 +279,13 @@ def _answer(
 
     if not arguments.stream:
         return waited(None, quiet=arguments.json)
-    from ...render.transcript import Transcript, json_line, output
+    from ...chat.printing import turn_output
+    from ...render.transcript import Transcript, json_line
 
     params |= {"stream": True}
     if arguments.json:
         return waited(json_line, quiet=True)
-    shown = output()
+    shown = turn_output()
     transcript = Transcript(shown)
     try:
         reply = waited(transcript.event, quiet=True)
@@ -334,9 +336,9 @@ def _say(arguments: Namespace, text: str, data: dict[str, Any]) -> None:
     if arguments.json or not sys.stdout.isatty():
         command.say(arguments, data, text)
     elif text:
-        from ...render.transcript import output
+        from ...chat.printing import turn_output
 
-        shown = output()
+        shown = turn_output()
         shown.text(f"{text}\n")
         shown.over()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
+from ...client.connection import Connection
+from ...client.failure import Failure
 from ...render import terminal
 from .. import command
 from ..command import Verb

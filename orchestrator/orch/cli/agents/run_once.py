@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from ...client.connection import Connection
+from ...client.failure import Failure
 from ...config.interrupts import Presses
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
 from .. import command
 from ..command import Verb
 from .approval_prompt import Approval, approval_of, approve_argument

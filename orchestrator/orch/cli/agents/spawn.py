@@ -6,8 +6,8 @@ import json
 import os
 import sys
 
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
+from ...client.connection import Connection
+from ...client.failure import Failure
 from .. import command
 from ..command import Verb
 from .approval_prompt import Approval, approval_of, approve_argument

@@ -16,9 +16,9 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.sandbox import SandboxConfig
 from orch_worker.backends import models
 
+from ...client.connection import clean, daemon_status
 from ...config import config, paths
 from ...config.trust import project_file
-from ...daemon.client import daemon_status
 from ...policy.hook_records import hooks_spec
 from ...policy.sandbox import with_minimum_level
 from ...render.terminal import dump
@@ -51,8 +51,8 @@ def _prompt(found: Config, arguments: Namespace) -> dict[str, Any]:
     from ...resources.extensions import templates_for
 
     there = templates_for(found, Path.cwd(), paths.home(os.environ))
-    name = command.clean(arguments.prompt_template)
-    made: dict[str, Any] = msgspec.to_builtins(there.asked(name, command.clean(dict(arguments.var or ()))))
+    name = clean(arguments.prompt_template)
+    made: dict[str, Any] = msgspec.to_builtins(there.asked(name, clean(dict(arguments.var or ()))))
     return made
 
 

@@ -12,9 +12,9 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.resources.slash_commands import BUILT_IN, CommandCatalog
 from orch_worker.extensions.loader import load
 
+from ...client.connection import Connection, clean
+from ...client.failure import Failure
 from ...config import config, paths
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
 from ...render import terminal
 from ...render.extensions import described, page, table
 from ...resources.extensions import FOLDER, Found, disable, enable, find, specs, trust, untrust
@@ -69,7 +69,7 @@ def _row(found: Found, home: Path) -> dict[str, Any]:
 
 
 def _show(arguments: Namespace) -> int:
-    name, home = command.clean(arguments.name), paths.home(os.environ)
+    name, home = clean(arguments.name), paths.home(os.environ)
     found = [each for each in _there(Path.cwd()) if each.name == name]
     if not found:
         raise Failure("ExtensionNotFoundError", f"there is no extension {name!r}; see: orch extensions list", NOT_FOUND)
@@ -88,7 +88,7 @@ def _project_arguments(parser: ArgumentParser) -> None:
 
 
 def _of_project(arguments: Namespace) -> Path:
-    name, folder = command.clean(arguments.name), Path(arguments.folder).absolute()
+    name, folder = clean(arguments.name), Path(arguments.folder).absolute()
     place: Path = folder / ".orch" / FOLDER / name
     if os.path.sep in name or not place.is_dir():
         raise Failure("ExtensionNotFoundError", f"there is no extension {name!r} in {folder}/.orch/{FOLDER}", NOT_FOUND)
@@ -123,7 +123,7 @@ def _enable(arguments: Namespace) -> int:
 
 
 def _switch(arguments: Namespace, *, on: bool) -> int:
-    name, home = command.clean(arguments.name), paths.home(os.environ)
+    name, home = clean(arguments.name), paths.home(os.environ)
     known = [each.name for each in _there(Path.cwd())]
     if not on and name not in known:
         there = ", ".join(known) or "none"

@@ -16,15 +16,17 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.stages import HookRow
 from orch_worker.hooks.loader import declared, read_switches
 
+from ...client.connection import clean
+from ...client.failure import Failure
 from ...config import config, paths
 from ...config.output_file import write_out
-from ...daemon.failure import Failure
 from ...policy.hook_records import AUDIT_LOG, HookLine, hook_lines, hooks_spec, set_enabled, switches_file
 from ...render import terminal
+from ...render.hooks import table
 from .. import command
 from ..command import Group, Verb
 
-__all__ = ["INIT", "VERBS", "table"]
+__all__ = ["INIT", "VERBS"]
 
 
 # --- `orch hooks init` ---
@@ -68,7 +70,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _init(arguments: Namespace) -> int:
     home = paths.home(os.environ)
-    file = Path(command.clean(arguments.file)).expanduser().absolute() if arguments.file else home / "house_hooks.py"
+    file = Path(clean(arguments.file)).expanduser().absolute() if arguments.file else home / "house_hooks.py"
     if file.suffix != ".py":
         raise ConfigError(f"{file} is to end in .py")
     if file.exists():
@@ -116,9 +118,6 @@ INIT: Final = Verb(
 )
 
 
-HEAD: Final = ["HOOK", "STAGES", "KIND", "PRIORITY", "ON", "CALLS", "MEAN", "ERRORS", "SOURCE"]
-RIGHT: Final = frozenset({3, 5, 6, 7})
-MOST_STAGES: Final = 3
 NOT_FOUND: Final = 3
 
 
@@ -135,11 +134,6 @@ def _list(arguments: Namespace) -> int:
     return 0
 
 
-def table(found: Sequence[HookLine]) -> str:
-    """Return hooks as a table, one a line."""
-    return terminal.columns([HEAD, *map(_cells, found)], RIGHT)
-
-
 def _known(folder: Path) -> list[HookLine]:
     """Return the hooks that are configured for `folder`, and those heard of. Says which cannot be imported."""
     loaded = config.load(folder, os.environ)
@@ -153,16 +147,6 @@ def _known(folder: Path) -> list[HookLine]:
         except ConfigError as error:
             print(f"orch: {error}", file=sys.stderr)
     return [*hook_lines(paths.home(os.environ), rows), AUDIT_LOG]
-
-
-def _cells(line: HookLine) -> list[str]:
-    shown = ", ".join(line.stages[:MOST_STAGES])
-    if len(line.stages) > MOST_STAGES:
-        shown += f" and {len(line.stages) - MOST_STAGES} more"
-    mean = "" if line.mean_ms is None else f"{line.mean_ms:.2f} ms"
-    state = "yes" if line.enabled else "no"
-    counts = [str(line.priority), state, str(line.calls), mean, str(line.errors)]
-    return [terminal.safe(line.name), shown, line.kind, *counts, terminal.safe(line.source)]
 
 
 def _name_arguments(parser: ArgumentParser) -> None:
@@ -181,7 +165,7 @@ def _enable(arguments: Namespace) -> int:
 
 
 def _switch(arguments: Namespace, known: Sequence[str], *, enabled: bool) -> int:
-    name = command.clean(arguments.name)
+    name = clean(arguments.name)
     if name not in known:
         there = ", ".join(dict.fromkeys(known)) or "none"
         raise Failure("HookNotFoundError", f"there is no hook {name!r}; there are: {there}", NOT_FOUND)

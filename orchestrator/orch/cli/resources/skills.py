@@ -16,9 +16,9 @@ from orch_worker.skills.skill_file import FILES, Problem, SkillFile, check_skill
 from orch_worker.skills.skill_tools import tools_named
 from orch_worker.system.folder_digest import skill_files
 
+from ...client.connection import Connection, clean
+from ...client.failure import Failure
 from ...config import config, paths
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
 from ...render import terminal
 from ...resources.extensions import find as find_extensions
 from ...resources.extensions import specs
@@ -64,7 +64,7 @@ def _install(arguments: Namespace) -> int:
     from ...resources.skill_install import install
 
     home, into = paths.private_dir(paths.home(os.environ)), _into(arguments)
-    source, path, ref = (command.clean(getattr(arguments, name)) for name in ("source", "path", "ref"))
+    source, path, ref = (clean(getattr(arguments, name)) for name in ("source", "path", "ref"))
     skill, row = install(source, into, home, path=path, ref=ref, force=arguments.force)
     if arguments.project:
         trust(Path(skill.path), home)  # whoever installs it says that it may be read
@@ -83,7 +83,7 @@ def _remove_arguments(parser: ArgumentParser) -> None:
 def _remove(arguments: Namespace) -> int:
     from ...resources.skill_install import remove
 
-    gone = remove(command.clean(arguments.name), _into(arguments), paths.home(os.environ), force=arguments.force)
+    gone = remove(clean(arguments.name), _into(arguments), paths.home(os.environ), force=arguments.force)
     command.say(arguments, {"removed": str(gone)}, f"removed: {terminal.safe(str(gone))}")
     return 0
 
@@ -100,7 +100,7 @@ def _test(arguments: Namespace) -> int:
     """Try the skill and say what became of each thing; 1 when anything failed."""
     from ...resources.skill_test import trials
 
-    name, here, home = command.clean(arguments.name), Path(arguments.cwd).absolute(), paths.home(os.environ)
+    name, here, home = clean(arguments.name), Path(arguments.cwd).absolute(), paths.home(os.environ)
     there = find(here, home, config.load(here, os.environ).config.skills)
     named = next((each.path for each in there if each.name == name and each.path), "")
     folder = Path(name).expanduser().absolute() if os.path.sep in name or not named else Path(named)
@@ -134,7 +134,7 @@ def _package(arguments: Namespace) -> int:
     from ...resources.skill_package import packed, written
     from ..scratch import scratch
 
-    name, output = command.clean(arguments.name), Path(arguments.output).expanduser().absolute()
+    name, output = clean(arguments.name), Path(arguments.output).expanduser().absolute()
     if arguments.prompt is None and arguments.template is None and arguments.session is None:
         if not arguments.zip or not Path(name).is_dir():
             raise Failure(
@@ -157,7 +157,7 @@ def _made(arguments: Namespace, name: str) -> Any:
     from ...resources.skill_package import of_session, of_template
     from ...resources.skills import Skill
 
-    description = command.clean(arguments.description)
+    description = clean(arguments.description)
     if arguments.session is not None:
         shown = Connection().call("show", {"ref": arguments.session, "messages": EVERYTHING})
         messages = msgspec.convert(shown["messages"], list[Message])
@@ -169,8 +169,8 @@ def _made(arguments: Namespace, name: str) -> Any:
 
         home = paths.home(os.environ)
         there = templates_for(config.load(Path.cwd(), os.environ).config, Path.cwd(), home)
-        return of_template(there.find(command.clean(arguments.template)), name, description)
-    return Skill(name, description, command.clean(command.text(arguments.prompt)))
+        return of_template(there.find(clean(arguments.template)), name, description)
+    return Skill(name, description, clean(command.text(arguments.prompt)))
 
 
 MAKING: dict[str, tuple[str, Verb]] = {
@@ -273,7 +273,7 @@ def _show_arguments(parser: ArgumentParser) -> None:
 
 def _place_of(arguments: Namespace) -> tuple[Path, Found | None]:
     """Return the folder of the skill that is meant: a path, or a name. Raises Failure."""
-    name = command.clean(arguments.name)
+    name = clean(arguments.name)
     if os.path.sep in name or name in (".", ".."):
         return Path(name).expanduser().absolute(), None
     there = _there(arguments)
@@ -332,7 +332,7 @@ def _validate_arguments(parser: ArgumentParser) -> None:
 def _validate(arguments: Namespace) -> int:
     """Say of each folder what is wrong with it; 1 when anything is."""
     rows = []
-    for name in map(command.clean, arguments.folders):
+    for name in map(clean, arguments.folders):
         folder = Path(name).expanduser().absolute()
         try:
             skill, problems = check_skill(folder)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
+from ...client.connection import Connection
+from ...client.failure import Failure
 from ...render import terminal
+from ...render.workspace import page, table
 from .. import command
-from ..command import Group, Verb
-from ..sessions.tree import key_argument
+from ..command import Group, Verb, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS", "listed", "page"]
-
-HEAD = ("NAME", "KIND", "SIZE", "TURN", "FROM", "STATE", "SUMMARY")
-RIGHT = frozenset({2, 3})
-NAME, FROM, SUMMARY = 48, 40, 60
+__all__ = ["VERBS"]
 
 
 def _about_arguments(parser: ArgumentParser) -> None:
@@ -35,38 +31,11 @@ def _asked(arguments: Namespace, about: str | None = None) -> dict[str, Any]:
 
 def _list(arguments: Namespace) -> int:
     shown = _asked(arguments, arguments.about)
-    command.say(arguments, shown, listed(shown))
+    command.say(arguments, shown, table(shown))
     if not shown["artifacts"] and not arguments.json:
         why = "nothing yet" if shown["enabled"] else "nothing: workspace.enabled lets agents keep track of it"
         print(f"orch: it has {why}", file=sys.stderr)
     return 0
-
-
-def listed(shown: dict[str, Any]) -> str:
-    """Return what an agent has at hand as a table, "" when that is nothing."""
-    rows = [_cells(each) for each in shown["artifacts"]]
-    return f"{terminal.columns([list(HEAD), *rows], RIGHT)}\n{shown['digest']}" if rows else ""
-
-
-def _cells(artifact: dict[str, Any]) -> list[str]:
-    return [
-        *(terminal.line(artifact["name"], NAME), terminal.line(artifact["kind"], 20), _size(artifact.get("size", 0))),
-        *(str(artifact.get("turn", "")), terminal.line(", ".join(_made_from(artifact)), FROM)),
-        ", ".join([*(["pinned"] if artifact.get("pinned") else []), *(["STALE"] if artifact.get("stale") else [])]),
-        terminal.line(artifact.get("summary", ""), SUMMARY),
-    ]
-
-
-def _made_from(artifact: dict[str, Any]) -> list[str]:
-    files = [each["path"] for each in artifact.get("files", ())]
-    return [*artifact.get("deps", ()), *(path for path in files if not artifact["name"].endswith(path))]
-
-
-def _size(size: int) -> str:
-    for unit, factor in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if size >= factor:
-            return f"{size / factor:.1f}{unit}"
-    return str(size) if size else ""
 
 
 def _names(parser: ArgumentParser) -> None:
@@ -92,29 +61,6 @@ def _chosen(there: list[dict[str, Any]], name: str) -> dict[str, Any]:
     raise Failure(
         "EntryNotFoundError", f"there is no {name[:80]!r} in it; `orch workspace list` shows what there is", 3
     )
-
-
-def page(artifact: dict[str, Any]) -> str:
-    """Return an artifact as a page: what it is, where it is from, whether that holds."""
-    arguments = ", ".join(f"{name}={value}" for name, value in artifact.get("arguments", {}).items())
-    call = f"{artifact['tool']}({arguments})" if artifact.get("tool") else ""
-    facts = {
-        "kind": artifact["kind"],
-        "bytes": f"{artifact['size']:,}" if artifact.get("size") else "",
-        "made": f"in turn {artifact.get('turn', 0)}, {artifact.get('at', '')}",
-        "used": f"in turn {artifact.get('used', 0)}",
-        "by": call,
-        "call": artifact.get("call", ""),
-        "query": artifact.get("query", ""),
-        "from": ", ".join(_made_from(artifact)),
-        "files": ", ".join(each["path"] for each in artifact.get("files", ())),
-        "whole in": artifact.get("handle", ""),
-        "stale": artifact.get("stale", ""),
-        "pinned": "yes" if artifact.get("pinned") else "",
-        "text": "others wrote it" if artifact.get("untrusted") else "",
-    }
-    lines = [f"  {name + ':':10}{terminal.line(value, 300)}" for name, value in facts.items() if value]
-    return "\n".join([terminal.line(artifact["name"], 300), *lines, "", terminal.safe(artifact.get("summary", ""))])
 
 
 def _arrange(arguments: Namespace, **change: Any) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
+from ...client.connection import Connection
+from ...client.failure import Failure
 from ...render import terminal
+from ...render.archives import entry_range, numbered_entries, pages, search_hits, table
 from .. import command
 from ..agents.query import agreed, code_of, query, query_arguments
 from ..command import Group, Verb
@@ -16,22 +17,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS", "entry_range", "numbered", "pages", "places", "table"]
-
-HEAD = ("ID", "KIND", "AGENT", "AGE", "MESSAGES", "TURNS", "TOKENS", "")
-RIGHT = frozenset({3, 4, 5, 6})
-
-
-def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
-    """Return archives as a table, one a line."""
-    cells = [
-        [
-            *(row["id"], row["kind"], row["owner"], terminal.age(row["created_at"], now)),
-            *(str(row["messages"]), str(row["turns"]), terminal.count(row["tokens"]), terminal.line(row["task"])),
-        ]
-        for row in rows
-    ]
-    return terminal.columns([list(HEAD), *cells], RIGHT)
+__all__ = ["VERBS"]
 
 
 def _optional_ref(parser: ArgumentParser) -> None:
@@ -65,21 +51,10 @@ def _search_arguments(parser: ArgumentParser) -> None:
 def _search(arguments: Namespace) -> int:
     params = {"query": command.text(arguments.query), "ref": arguments.ref, "limit": arguments.limit}
     hits = Connection().call("search_archive", params)
-    command.say(arguments, hits, places(hits))
+    command.say(arguments, hits, search_hits(hits))
     if not hits and not arguments.json:
         print("orch: nothing in the archives resembles that", file=sys.stderr)
     return 0
-
-
-def places(hits: list[dict[str, Any]]) -> str:
-    """Return places in archives, each with its passage."""
-    return "\n\n".join(map(_hit, hits))
-
-
-def _hit(hit: dict[str, Any]) -> str:
-    likeness = "" if hit["exact"] else ", similar"
-    passage = "\n".join(f"  {line}" for line in terminal.shown(hit["text"]).splitlines())
-    return f"{hit['id']} entry {hit['entry']} ({terminal.line(hit['task'])}){likeness}\n{passage}"
 
 
 def _read_arguments(parser: ArgumentParser) -> None:
@@ -96,36 +71,9 @@ def _id(parser: ArgumentParser) -> None:
 def _read(arguments: Namespace) -> int:
     first, last = entry_range(arguments.entries)
     params = {"id": arguments.id, "first": first, "last": last}
-    entries = numbered(Connection().call("read_archive", params), arguments.id, first)
+    entries = numbered_entries(Connection().call("read_archive", params), arguments.id, first)
     command.say(arguments, entries, "" if arguments.json else pages(entries))
     return 0
-
-
-def numbered(messages: list[dict[str, Any]], id: str, first: int) -> list[dict[str, Any]]:
-    """Return messages of the archive `id` as its entries, from `first` on. Raises Failure when there are none."""
-    if not messages:
-        raise Failure("EntryNotFound", f"archive {id} has no entry {first}; how many it has: orch archive list", 3)
-    return [{"entry": number, **message} for number, message in enumerate(messages, first)]
-
-
-def pages(entries: list[dict[str, Any]]) -> str:
-    """Return entries of an archive, one below the other."""
-    return "\n\n".join(f"[entry {entry['entry']}] {entry['role']}\n{terminal.message(entry)}" for entry in entries)
-
-
-def entry_range(text: str) -> tuple[int, int | None]:
-    """Return the entries that `text` means: the first, and the last (None: to the end). Raises Failure."""
-    start, dash, end = text.partition("-")
-    try:
-        first = int(start)
-        last = (int(end) if end else None) if dash else first
-    except ValueError:
-        first, last = 0, None
-    if first < 1 or (last is not None and last < first):
-        raise Failure(
-            "UsageError", f"{text!r} names no entries: 3 is the third, 3-7 five of them, 3- all from it on", 2
-        )
-    return first, last
 
 
 def _map_arguments(parser: ArgumentParser) -> None:

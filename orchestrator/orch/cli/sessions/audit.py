@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
-from ...render import terminal
+from ...client.connection import Connection
+from ...client.failure import Failure
+from ...render.audit import table
 from .. import command
 from ..command import Verb
 
@@ -15,12 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from ...sessions.audit import Audited
 
-__all__ = ["ACTIONS", "table"]
-
-HEAD = ["LINE", "AT", "WHAT", "NAME", "TOKENS", "COST", "TEXT"]
-RIGHT = frozenset({0, 4, 5})
+__all__ = ["ACTIONS"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -62,19 +58,6 @@ def _file(key: str) -> str:
     finally:
         connection.close()
     return os.path.join(state["folder"], "session.jsonl")
-
-
-def table(rows: list[Audited]) -> str:
-    """Return what happened as a table, one thing a line."""
-    return terminal.columns([HEAD, *map(_cells, rows)], RIGHT)
-
-
-def _cells(row: Audited) -> list[str]:
-    what = f"{row.what}, an error" if row.is_error else row.what
-    cost = "" if not row.tokens or row.cost_usd is None else f"${row.cost_usd:.4f}"
-    tokens = terminal.count(row.tokens) if row.tokens else ""
-    at = row.at.partition(".")[0].replace("T", " ")
-    return [str(row.line), at, what, terminal.line(row.name, 24), tokens, cost, terminal.line(row.text)]
 
 
 ACTIONS = {

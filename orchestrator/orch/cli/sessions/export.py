@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from ...client.failure import Failure
 from ...config.output_file import write_out
-from ...daemon.failure import Failure
 from ...render.terminal import dump
 from ...sessions.html_page import block_of_page
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from ...daemon.client import Connection
+    from ...client.connection import Connection
 
 __all__ = ["export", "markdown"]
 

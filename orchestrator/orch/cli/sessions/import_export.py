@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
+from ...client.connection import Connection
+from ...client.failure import Failure
 from ...render import terminal
 from .. import command
 from ..agents.spawn import kind_arguments, kind_params
-from ..command import Verb
-from .tree import key_argument
+from ..command import Verb, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

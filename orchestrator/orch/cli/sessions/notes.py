@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 
-from ...daemon.client import Connection
-from ...daemon.failure import Failure
+from ...client.connection import Connection
+from ...client.failure import Failure
 from ...render import terminal
 from ...render.terminal import dump
 from .. import command
-from ..command import Verb
-from .tree import key_argument
+from ..command import Verb, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

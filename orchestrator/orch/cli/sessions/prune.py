@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...daemon.client import Connection
+from ...client.connection import Connection
 from ...render import terminal
 from .. import command
 from ..command import Verb

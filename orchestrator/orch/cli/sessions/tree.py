@@ -5,30 +5,18 @@ from __future__ import annotations
 
 import sys
 
-from ...daemon.client import Connection
+from ...client.connection import Connection
 from ...render import terminal
+from ...render.sessions import LAST, compaction, latest, page, table, tree_lines
 from .. import command
-from ..command import Verb
+from ..command import Verb, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["ACTIONS", "LAST", "drawn", "key_argument", "latest", "listing", "page"]
-
-BY = {"model": "a model's summary", "hook": "a hook's summary", "extract": "what was asked and answered"}
-HEAD = ("SEQ", "ID", "NAME", "STATUS", "ACTIVE", "QUERIES", "TITLE OR TASK")
-RIGHT = frozenset({0, 4, 5})
-BRANCHES = ("", "END", "FROM", "ENTRIES", "SAID", "")
-LAST = 20
-SAID = frozenset({"message", "custom_message", "branch_summary", "compaction", "lost"})
-"""Entries in which something was said; the others are shown with --all."""
-
-
-def key_argument(parser: ArgumentParser) -> None:
-    """Let the command take a session."""
-    parser.add_argument("key", metavar="KEY", help="number, id, beginning of an id, or name of an agent; or latest")
+__all__ = ["ACTIONS"]
 
 
 def _entry(parser: ArgumentParser, what: str) -> None:
@@ -53,67 +41,16 @@ def _list_arguments(parser: ArgumentParser) -> None:
 
 def _list(arguments: Namespace) -> int:
     rows = latest(Connection().call("list", {"all": arguments.all, "runs": arguments.runs or not arguments.json}))
-    command.say(arguments, rows, listing(command.without_deleted(rows)) if rows else "")
+    command.say(arguments, rows, table(command.without_deleted(rows)) if rows else "")
     if not rows and not arguments.json:
         print("orch: there is no session yet; orch spawn TASK begins one", file=sys.stderr)
     return 0
-
-
-def latest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the agents that have a session, those that were active last first."""
-    return sorted((row for row in rows if row["kind"] != "holder"), key=lambda row: row["last_activity"], reverse=True)
-
-
-def listing(rows: list[dict[str, Any]]) -> str:
-    """Return sessions as a table, one a line."""
-    runs = any(row.get("run") for row in rows)
-    cells = [
-        [
-            *("-" if row.get("run") else str(row["seq"]), row["id"]),
-            *((terminal.line(row.get("run", ""), 24),) if runs else ()),
-            *(terminal.line(row["name"], 24), terminal.status(row)),
-            *(terminal.age(row["last_activity"] or row["created_at"]), str(row["queries"])),
-            terminal.line(row["title"] or row["task"]),
-        ]
-        for row in rows
-    ]
-    head = [*HEAD[:2], *(("RUN",) if runs else ()), *HEAD[2:]]
-    return terminal.columns([head, *cells], frozenset(at + runs if at > 1 else at for at in RIGHT))
 
 
 def _show(arguments: Namespace) -> int:
     shown = _session(arguments, None if arguments.json else LAST)
     command.say(arguments, shown, "" if arguments.json else page(shown))
     return 0
-
-
-def page(shown: dict[str, Any], now: float | None = None) -> str:
-    """Return a session as a page: what it is, its branches, and what was said last."""
-    facts = {
-        "session": f"{shown['id']} ({terminal.line(shown['name'], 24)})",
-        "title": terminal.line(shown["title"]),
-        "folder": terminal.safe(shown["folder"]),
-        "copy of": terminal.safe(shown["parent_session"] or ""),
-        "model": terminal.safe(shown["model"]),
-        "thinking": terminal.safe(shown["thinking"]),
-        "entries": str(shown["count"]),
-        "leaf": shown["leaf"] or "",
-        "labels": ", ".join(f"{terminal.line(label)} {id}" for id, label in shown["labels"].items()),
-    }
-    lines = [f"{name:9} {value}" for name, value in facts.items() if value]
-    if len(shown["branches"]) > 1:
-        rows = [
-            [
-                *("*" if branch["current"] else "", branch["id"] or "root", branch["from_id"] or ""),
-                *(str(branch["entries"]), terminal.age(branch["timestamp"], now) if branch["timestamp"] else ""),
-                terminal.line(branch["head"]),
-            ]
-            for branch in shown["branches"]
-        ]
-        lines += ["", terminal.columns([list(BRANCHES), *rows], frozenset({3, 4}))]
-    if shown["entries"]:
-        lines += ["", *map(_row, shown["entries"])]
-    return "\n".join(lines)
 
 
 def _tree_arguments(parser: ArgumentParser) -> None:
@@ -123,46 +60,10 @@ def _tree_arguments(parser: ArgumentParser) -> None:
 
 def _tree(arguments: Namespace) -> int:
     shown = _session(arguments, None)
-    command.say(arguments, shown, "" if arguments.json else "\n".join(drawn(shown["entries"], every=arguments.all)))
+    command.say(
+        arguments, shown, "" if arguments.json else "\n".join(tree_lines(shown["entries"], every=arguments.all))
+    )
     return 0
-
-
-def drawn(rows: list[dict[str, Any]], *, every: bool = False) -> list[str]:
-    """Return the tree of `rows`, a line an entry: a branch stands further in, the way that was taken straight on.
-
-    Nothing recurses: a session is as deep as it is long.
-    """
-    shown = {row["id"]: row for row in rows if every or row["type"] in SAID}
-    above: dict[str, str | None] = {}
-    children: dict[str | None, list[dict[str, Any]]] = {}
-    for row in rows:
-        parent = row["parent_id"]
-        parent = parent if parent in shown else above.get(parent)
-        above[row["id"]] = parent
-        if row["id"] in shown:
-            children.setdefault(parent, []).append(row)
-    here = next((row["id"] for row in reversed(rows) if row["on_path"] and row["id"] in shown), None)
-    lines: list[str] = []
-    waiting = [(row, depth) for row, depth in _below(children.get(None, []), 0)]
-    while waiting:
-        row, depth = waiting.pop()
-        lines.append(f"{'  ' * depth}{_row(row)}{'  <- here' if row['id'] == here else ''}")
-        waiting += _below(children.get(row["id"], []), depth)
-    return lines
-
-
-def _below(rows: list[dict[str, Any]], depth: int) -> list[tuple[dict[str, Any], int]]:
-    """Return what follows an entry, the last to be drawn first: the way that was taken, or the latest one."""
-    straight = next((row for row in rows if row["on_path"]), rows[-1] if rows else None)
-    aside = [(row, depth + 1) for row in rows if row is not straight]
-    return [*([(straight, depth)] if straight is not None else []), *reversed(aside)]
-
-
-def _row(row: dict[str, Any]) -> str:
-    who = row["role"] or row["type"]
-    label = f"  [{terminal.line(row['label'])}]" if row["label"] else ""
-    mark = "*" if row["on_path"] else " "
-    return f"{mark} {row['id']} {terminal.safe(who)}: {terminal.line(row['head'])}{label}".rstrip()
 
 
 def _checkout_arguments(parser: ArgumentParser) -> None:
@@ -244,15 +145,8 @@ def _compact_arguments(parser: ArgumentParser) -> None:
 def _compact(arguments: Namespace) -> int:
     asked = {"ref": arguments.key, "instructions": command.text(arguments.instructions)}
     done = Connection().call("compact", asked)
-    command.say(arguments, done, "" if arguments.json else condensed(done))
+    command.say(arguments, done, "" if arguments.json else compaction(done))
     return 0
-
-
-def condensed(done: dict[str, Any]) -> str:
-    """Return what a compaction did, as a line."""
-    before, after = done["tokens_before"], done["tokens_after"]
-    gone = terminal.counted(done["messages"], "message")
-    return f"{before:,} tokens are {after:,} now: {BY[done['writer']]} stands in place of {gone} ({done['entry']})"
 
 
 def _fork_arguments(parser: ArgumentParser) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
+from ...client.connection import GONE, NOT_RUNNING, Connection, await_end
+from ...client.failure import Failure
 from ...config import paths
-from ...daemon.client import GONE, NOT_RUNNING, Connection, await_end
-from ...daemon.failure import Failure
+from ...render.approvals import expiry, permission_lines
+from ...render.config import table, toml_value
 from ...render.terminal import dump
 from ..command import Verb
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS", "permitted", "settings"]
+__all__ = ["VERBS"]
 
 LOG_LINES = 50
 LEVELS = ("L0", "L1", "L2", "L3")
@@ -43,7 +44,7 @@ def _sandbox_settings(least: str | None) -> dict[str, str]:
 
 
 def _run(arguments: Namespace) -> int:
-    from ...daemon.start import run_daemon
+    from ...client.start import run_daemon
 
     if Connection(start=None).dial():
         raise Failure("LockedError", "a daemon is running already: orch daemon stop, then run it here", 1)
@@ -177,16 +178,9 @@ def _config(arguments: Namespace) -> int:
         told = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
         print(dump({key: row | ({"daemon": theirs[key]} if key in theirs else {}) for key, row in told.items()}))
     else:
-        other = {key: f" (the daemon was started with {_toml(value)})" for key, value in theirs.items()}
-        print(settings(values, {key: f"{loaded.sources[key]}{other.get(key, '')}" for key in values}))
+        other = {key: f" (the daemon was started with {toml_value(value)})" for key, value in theirs.items()}
+        print(table(values, {key: f"{loaded.sources[key]}{other.get(key, '')}" for key in values}))
     return 0
-
-
-def settings(values: dict[str, Any], sources: dict[str, str]) -> str:
-    """Return every setting with its value and where that is from, one a line."""
-    texts = {key: _toml(value) for key, value in values.items()}
-    widths = max(map(len, texts)), max(map(len, texts.values()))
-    return "\n".join(f"{key:{widths[0]}}  {text:{widths[1]}}  {sources[key]}" for key, text in texts.items())
 
 
 def _permissions(arguments: Namespace, folder: str) -> int:
@@ -194,30 +188,12 @@ def _permissions(arguments: Namespace, folder: str) -> int:
     found = _permitted(arguments.revoke, folder)
     if arguments.json:
         kept = ("id", "scope", "tool", "subject", "exactly", "agent_id")
-        print(dump([{key: each[key] for key in kept} | {"expires": _until(each)} for each in found]))
+        print(dump([{key: each[key] for key in kept} | {"expires": expiry(each)} for each in found]))
         return 0
     what = "revoked: " if arguments.revoke is not None else ""
     for each in found:
-        print(f"{what}{permitted([each])}")
+        print(f"{what}{permission_lines([each])}")
     return 0
-
-
-def permitted(found: list[dict[str, Any]]) -> str:
-    """Return what was approved for later, one a line."""
-    from ...render.terminal import line
-
-    lines = []
-    for each in found:
-        how, until = "" if each["exactly"] else " (pattern)", _until(each)
-        end = f"until {until}" if until else "for ever"
-        if each["agent_id"]:
-            end = f"for agent {each['agent_id']}, {end if until else 'while the daemon runs'}"
-        lines.append(f"{each['id']}  {line(each['tool'])}: {line(each['subject'])}{how}, {end}")
-    return "\n".join(lines)
-
-
-def _until(permission: dict[str, Any]) -> str | None:
-    return None if permission["expires_at"] is None else _time(permission["expires_at"])
 
 
 def _permitted(revoke: str | None, folder: str) -> list[dict[str, Any]]:
@@ -245,17 +221,6 @@ def _permitted(revoke: str | None, folder: str) -> list[dict[str, Any]]:
     if revoke is None:
         return list(to_builtins(known.permissions(folder)))
     return list(to_builtins(known.revoke(None if revoke == "all" else [revoke], folder)))
-
-
-def _time(at: float) -> str:
-    import time
-
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
-
-
-def _toml(value: Any) -> str:
-    """Return `value` as a configuration file would have it; what is not set is a dash."""
-    return "-" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 VERBS = {

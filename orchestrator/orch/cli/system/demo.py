@@ -15,9 +15,9 @@ import msgspec
 
 from orch_protocol.core.ids import new_id
 
+from ...client.failure import Failure
 from ...config import paths
 from ...config.config import load
-from ...daemon.failure import Failure
 from ...demo.play import Played, play
 from ...demo.screen import Screen, screen_of
 from ...render.terminal import dump

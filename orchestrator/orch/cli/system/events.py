@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...daemon.client import Connection
+from ...client.connection import Connection
 from ...render import terminal
 from ...render.terminal import dump
 from .. import command

@@ -15,11 +15,11 @@ from orch_protocol.core.errors import AgentBusyError, ConfigError, LockedError
 from orch_protocol.session.tree import PrunedSession, PrunedSessions, PruneSessions
 
 from ...archival.store.deletion import bytes_in
-from ...supervisor.recovery.deletion import finish
 from ...tree.agents.state import Node, Nodes, iso
 from ...tree.journal import events
 from ..archives.prune import seconds_of
 from ..checks.idle import AtWork, holders_of, rest
+from .deletion import finish
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor

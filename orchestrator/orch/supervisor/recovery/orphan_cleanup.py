@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import signal
 
+from ...config import paths
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     PathLike = str | os.PathLike[str]
 
-__all__ = ["end_leftovers", "marked", "run_token", "stored_token"]
+__all__ = ["end_leftovers", "marked", "run_token", "stored_token", "sweep_runs", "unnamed_runs"]
 
 TOKEN_FILE = "token"
 TOKEN_BYTES = 16
@@ -105,3 +108,51 @@ def _environment(pid: int, proc: str) -> dict[str, str]:
     pairs = (pair.partition("=") for pair in os.fsdecode(raw).split("\0"))
     found = {key: value for key, _, value in pairs if key}
     return found if "ORCH_RUN" in found else {}
+
+
+SETTLED_SECONDS = 60.0
+"""How old a folder is before it may be taken for left behind: one that is just made is not locked yet."""
+
+
+def unnamed_runs(home: Path) -> list[Path]:
+    """Return the folders of unnamed runs and scratch folders of commands, sorted. Named runs are kept."""
+    import re
+
+    unnamed = re.compile(rf"({paths.OWN_RUN}|{paths.SCRATCH})[a-f][0-9a-f]{{11}}")
+    try:
+        found = sorted([*paths.runs_dir(home).glob(f"{paths.OWN_RUN}*"), *home.glob(f"{paths.SCRATCH}*")])
+    except OSError:
+        return []  # the disk fails, which whoever opens a run is told
+    return [folder for folder in found if unnamed.fullmatch(folder.name) and folder.is_dir()]
+
+
+def sweep_runs(home: Path) -> list[tuple[Path, int]]:
+    """Remove the unnamed runs and scratch folders of programs that were killed.
+
+    Returns each folder with the number of its processes that were still running and were killed.
+    """
+    import contextlib
+    import shutil
+    import time
+
+    from orch_protocol.core.errors import OrchError
+    from orch_worker.session.log.lock import FolderLock
+
+    swept = []
+    for folder in unnamed_runs(home):
+        try:
+            if time.time() - folder.stat().st_mtime < SETTLED_SECONDS:
+                continue
+            lock = FolderLock.acquire(folder)
+        except (OrchError, OSError):
+            continue  # somebody works in it, or has just removed it
+        try:
+            runs = [folder, *paths.runs_dir(folder).glob("*")]
+            swept.append((folder, sum(end_leftovers(run) for run in runs)))
+            for run in runs:
+                with contextlib.suppress(OrchError, OSError):  # it may lie elsewhere
+                    os.unlink(paths.root_socket(run))
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            lock.release()
+    return swept

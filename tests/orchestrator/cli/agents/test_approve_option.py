@@ -14,8 +14,8 @@ import pytest
 from orch.cli import run
 from orch.cli.agents import controlling_terminal
 from orch.cli.agents.approval_prompt import MODES, choose_approval
-from orch.daemon.client import NOT_RUNNING
-from orch.daemon.failure import Failure
+from orch.client.connection import NOT_RUNNING
+from orch.client.failure import Failure
 from orch.policy.grants import GrantStore, grant_of
 from orch_protocol.core.approval import Consent, Permission, Question
 from orchestrator.daemon_double import REPLY, Desk, opened

@@ -12,7 +12,7 @@ import pytest
 
 from orch.cli import run
 from orch.cli.agents.send import quoted
-from orch.daemon.failure import Failure
+from orch.client.failure import Failure
 from orchestrator.daemon_double import REPLY, ROW, Desk, opened
 
 Captured = pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ import pytest
 from orch.cli import run
 from orch.cli.sessions.archive import ACTIONS
 from orch.cli.sessions.export import markdown
-from orch.daemon.failure import Failure
+from orch.client.failure import Failure
 from orch.render import terminal
 from orchestrator.daemon_double import ARCHIVE, REPLY, ROW, Desk, opened
 
@@ -138,7 +138,7 @@ class TestRead:
         assert run(["archive", "read", "b0d9", "9-12"]) == 3
         assert capsys.readouterr() == (
             "",
-            "orch: archive b0d9 has no entry 9; how many it has: orch archive list\n",
+            "orch: archive b0d9 has no entry 9: orch archive list shows how many it has\n",
         )
 
     @pytest.mark.parametrize("entries", ["0", "x", "7-3", "3-x", "1.5", ""])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from orch.cli import run
-from orch.cli.sessions.tree import drawn
-from orch.daemon.failure import Failure
+from orch.client.failure import Failure
+from orch.render.sessions import tree_lines
 from orch_protocol.core.messages import Reply, assistant, user
 from orch_worker.session.transcript import Transcript
 from orchestrator.daemon_double import ROW, Desk, opened
@@ -281,7 +281,7 @@ class TestTree:
             | {"on_path": True, "label": None}
             for at in range(50_000)
         ]
-        assert len(drawn(rows)) == 50_000
+        assert len(tree_lines(rows)) == 50_000
 
     def test_checkout(self, desk: Desk, capsys: Captured) -> None:
         """Says nothing when it is done; the summary may come from stdin."""

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from orch.cli import run
-from orch.cli.system import doctor
 from orch.config import paths
+from orch.diagnostics import checks as doctor
 from orch.render.terminal import count
+from orch.supervisor.recovery import orphan_cleanup
 from orch.supervisor.recovery.orphan_cleanup import marked, run_token, stored_token
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.ids import new_id
@@ -56,7 +57,7 @@ def test_one_failure_fails_the_whole(home: Path, capsys: pytest.CaptureFixture[s
 def test_a_home_that_cannot_be_written_fails(home: Path) -> None:
     """A file in its place is named."""
     home.write_text("")
-    assert doctor._examine(doctor.home).level == "fail"
+    assert doctor.run_check(doctor.home).level == "fail"
 
 
 def test_a_home_that_is_open_warns(home: Path) -> None:
@@ -212,7 +213,7 @@ def test_what_is_left_behind_is_cleaned_when_asked_to(
     alive, dead = (f"{paths.OWN_RUN}{new_id()}" for _ in range(2))
     lock = FolderLock.acquire(runs / alive)
     (runs / dead).mkdir()
-    monkeypatch.setattr(paths, "SETTLED_SECONDS", 0)
+    monkeypatch.setattr(orphan_cleanup, "SETTLED_SECONDS", 0)
     assert run(["doctor", "--clean", "--json"]) == 0
     found = {each["check"]: each["detail"] for each in json.loads(capsys.readouterr().out)}
     assert (found["cleaned"], found["leftovers"]) == (f"removed {runs / dead}; processes that were ended: 0", "none")

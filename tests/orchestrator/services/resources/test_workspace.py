@@ -10,8 +10,8 @@ import pytest
 from agent_history import Life
 from orch import AsyncSubagent, Config, WorkspaceConfig
 from orch.cli import run
-from orch.cli.resources.workspace import listed, page
-from orch.daemon.client import Connection
+from orch.client.connection import Connection
+from orch.render.workspace import page, table
 from orch_protocol.core.errors import AgentBusyError, AmbiguousRefError, ConfigError, EntryNotFoundError
 from orch_protocol.core.workspace import ArrangeWorkspace, Artifact, Drop, FileMark, Keep, Touch
 from orch_worker.session.transcript import read_session
@@ -231,7 +231,7 @@ def test_the_shell_lists_and_shows_what_there_is(daemon: Daemon, capsys: pytest.
     shown = capsys.readouterr().out
     assert "stale:    data.csv has changed since" in shown
     assert "by:       run_python(code=frame = 1)" in shown
-    assert listed({"artifacts": [], "digest": ""}) == ""
+    assert table({"artifacts": [], "digest": ""}) == ""
     assert page(ROWS[1]).splitlines()[:2] == ["file:a.py", "  kind:     file"]
 
 

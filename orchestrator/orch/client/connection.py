@@ -8,6 +8,7 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 from ..config import paths
 from .failure import Failure
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     OnEvent = Callable[[dict[str, Any]], None]
     OnSilence = Callable[[], None]
 
-__all__ = ["ENDED", "PROTOCOL", "Connection", "await_end", "daemon_status", "request"]
+__all__ = ["ENDED", "PROTOCOL", "Connection", "await_end", "clean", "daemon_status", "request"]
 
 PROTOCOL = 1
 """`orch_protocol.wire.frames.VERSION`, which importing would cost more than everything else here."""
@@ -45,8 +46,6 @@ def request(number: int, method: str, params: dict[str, Any]) -> bytes:
     asked = {"id": number, "method": method, "params": params, "version": PROTOCOL}
     line = json.dumps(asked)
     if "\\ud" in line:  # a character that takes two, or half of such a one
-        from ..cli.command import clean
-
         line = json.dumps(clean(asked))
     return line.encode() + b"\n"
 
@@ -298,3 +297,21 @@ def _is_there(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def clean(value: Any) -> Any:
+    """Return `value` with text from the command line that is not UTF-8 made so; JSON may hold half a character too."""
+    if isinstance(value, str):
+        if value.isascii():
+            return value
+        try:
+            return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        except UnicodeEncodeError:
+            from orch_protocol.core.text import scrub
+
+            return scrub(value)
+    if isinstance(value, dict):
+        return {clean(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clean(item) for item in value]
+    return value

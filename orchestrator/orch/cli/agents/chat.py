@@ -6,21 +6,13 @@ import os
 import signal
 import sys
 
-from ..cli.agents.approval_prompt import (
-    VARIABLE,
-    Approval,
-    approval_of,
-    approve_argument,
-    choose_approval,
-    print_notice,
-    scope_of,
-)
-from ..cli.agents.run_once import end_unmet
-from ..cli.agents.spawn import kind_arguments, kind_params, spawn
-from ..cli.command import Verb
-from ..daemon.client import Connection
-from ..daemon.failure import Failure
-from ..render import terminal
+from ...client.connection import Connection
+from ...client.failure import Failure
+from ...render import terminal
+from ..command import Verb
+from .approval_prompt import VARIABLE, Approval, approval_of, approve_argument, choose_approval, print_notice, scope_of
+from .run_once import end_unmet
+from .spawn import kind_arguments, kind_params, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
     from typing import Any
 
-    from .app import Chat
+    from ...chat.app import Chat
 
 __all__ = ["VERBS"]
 
@@ -54,7 +46,7 @@ def _chat(arguments: Namespace) -> int:
     if _is_plain():
         print_notice(approval, json=False)
         return _begin(arguments, approval)
-    from .screen import early
+    from ...chat.screen import early
 
     with early(sys.stdin.fileno()):  # a person types as soon as the command is given
         return _begin(arguments, approval)
@@ -92,14 +84,14 @@ def _begun(arguments: Namespace) -> str:
 
 
 async def _talk(arguments: Namespace, ref: str, approval: Approval) -> int:
-    from .app import Chat
-    from .daemon_connection import Link
+    from ...chat.app import Chat
+    from ...chat.daemon_connection import Link
 
     link, plain = Link(), _is_plain()
     answers: dict[str, Any] = {"mode": approval.mode, "chose_deny": approval.chose_deny}
     try:
         if plain:
-            from .screen import Lines, Printed
+            from ...chat.screen import Lines, Printed
 
             waits = not sys.stdin.isatty()
             asker = scope_of if waits else None  # what is piped in are prompts, not answers
@@ -107,11 +99,11 @@ async def _talk(arguments: Namespace, ref: str, approval: Approval) -> int:
             await chat.meet(ref, fresh=arguments.ref is None)
             await _talked(chat, Lines(chat, sys.stdin, waits=waits).run())
         else:
-            from ..config import paths
-            from .history import history_file
-            from .screen import Screen
-            from .text.live_text import Sheet
-            from .text.markdown import Markdown
+            from ...chat.history import history_file
+            from ...chat.screen import Screen
+            from ...chat.text.live_text import Sheet
+            from ...chat.text.markdown import Markdown
+            from ...config import paths
 
             color = not (arguments.no_color or os.environ.get("NO_COLOR"))
             sheet = Sheet(Markdown() if color and terminal.draws(sys.stdout) else None)

@@ -21,8 +21,8 @@ from orch_protocol.core.errors import LaunchError
 from orch_worker.agent.runtime import Runtime
 from orch_worker.transport.worker_endpoint import Host, Line, Make
 
-from .processes.base import LaunchRequest
-from .processes.router import Deliver, PeerTable
+from ..processes.base import LaunchRequest
+from ..processes.router import Deliver, PeerTable
 
 __all__ = ["FakeLauncher", "FakeWorker", "MemoryBoard", "fake_world"]
 

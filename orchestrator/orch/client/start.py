@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from orch_protocol.core.errors import OrchError
+from orch_protocol.wire.control_socket import ALREADY_RUNNING
 from orch_worker.backends import models
 from orch_worker.system.secrets import SEARCH_KEY
 
@@ -20,7 +21,6 @@ from ..config import paths
 from ..config.config import load
 from ..processes.environment import clean_environment
 from ..processes.worker_logs import open_log
-from .daemon import ALREADY_RUNNING
 from .failure import Failure
 
 __all__ = ["run_daemon", "start_daemon"]

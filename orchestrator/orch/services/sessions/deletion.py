@@ -14,7 +14,7 @@ from ...tree.journal.entries import Pruned
 from ...tree.rules.deletions import redacted
 
 if TYPE_CHECKING:
-    from ..supervisor import Supervisor
+    from ...supervisor.supervisor import Supervisor
 
 __all__ = ["finish"]
 

@@ -1,0 +1,1 @@
+"""Checks of the machine that orch runs on."""

@@ -1,0 +1,315 @@
+"""The checks of `orch doctor`: what orch needs of this machine. Each returns a finding."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import re
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from orch_protocol.core.errors import LockedError, OrchError, SandboxError
+from orch_protocol.core.ids import new_id
+from orch_protocol.core.sandbox import BY_NAME_ONLY, WORDS
+from orch_worker.backends import models
+from orch_worker.sandbox.launcher_client import missing
+from orch_worker.sandbox.probe import describe, machine
+from orch_worker.session.log.lock import FolderLock
+from orch_worker.system.secrets import SEARCH_KEY
+
+from ..client.connection import Connection
+from ..client.failure import Failure, explain
+from ..config import config, paths
+from ..config.models import keys_in
+from ..config.version import DISTRIBUTION
+from ..policy import sandbox as sandboxing
+from ..processes.environment import withheld
+from ..render import terminal
+from ..supervisor.recovery.orphan_cleanup import end_leftovers, marked, stored_token, sweep_runs, unnamed_runs
+
+__all__ = ["CHECKS", "Finding", "clean_up", "findings", "run_check"]
+MODULES: Final = ("msgspec", "multiprocess", "structlog", "tenacity", "zmq")
+FREE_BYTES: Final = 100 << 20
+FREE_FILES: Final = 1000
+COMFORTABLE_BYTES: Final = 1 << 30
+DESCRIPTORS: Final = 1024
+PROCESSES: Final = 512
+MEMORY_BYTES: Final = 512 << 20
+SHELL_ONLY: Final = ("_", "OLDPWD", "PWD", "SHLVL")
+"""Variables that a shell sets for itself."""
+
+
+class Finding(NamedTuple):
+    """What a check found. `warn` works, but not well."""
+
+    level: Literal["ok", "warn", "fail"]
+    detail: str
+
+
+def python() -> Finding:
+    """Python is new enough."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    return Finding("ok" if sys.version_info >= (3, 11) else "fail", f"{found} at {sys.executable}")
+
+
+def platform() -> Finding:
+    """Workers can be started here."""
+    if sys.platform == "linux":
+        return Finding("ok", f"linux {os.uname().release}")
+    if sys.platform == "win32":
+        return Finding("fail", "Windows has no fork: use WSL")
+    return Finding("warn", f"{sys.platform}: workers are started one by one, which is slower")
+
+
+def dependencies() -> Finding:
+    """Every package orch is built on can be imported."""
+    missing = []
+    for name in MODULES:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            missing.append(f"{name} ({error})")
+    for requirement in _requirements():
+        try:
+            importlib.metadata.version(requirement)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(requirement)
+    return Finding("fail", f"missing: {', '.join(missing)}") if missing else Finding("ok", "all there")
+
+
+def processes() -> Finding:
+    """The kernel offers what keeps track of processes."""
+    if sys.platform != "linux" and hasattr(os, "fork"):
+        return Finding(
+            "warn",
+            "each worker is a fresh process, watched by a thread: slower than a fork, and what its tools detach may "
+            "outlive it",
+        )
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:
+        return Finding("fail", f"no pidfd ({error}): Linux 5.3 or newer, and a sandbox that allows it, is needed")
+    if not hasattr(os, "fork"):
+        return Finding("fail", "no fork")
+    return Finding("ok", "fork and pidfd work: workers are forked from a process that has imported everything once")
+
+
+def sandbox() -> Finding:
+    """Tools can be kept from what they are to be kept from."""
+    offer, wanted = machine(), config.load(Path.cwd(), os.environ).config.sandbox
+    try:
+        sandboxing.check_required_levels(wanted, lambda: offer)
+    except SandboxError as error:
+        return Finding("fail", str(error))
+    at = offer.nearest(wanted.level)
+    said = f"tools run at {at} ({WORDS[at]}); this machine has {describe(offer)}"
+    if at < wanted.level:
+        return Finding("warn", f"sandbox.level is {wanted.level}, and {said}")
+    return Finding("ok", said)
+
+
+def denied_paths() -> Finding:
+    """Commands can be kept from denied paths, credentials and orch's own files."""
+    rules = config.load(Path.cwd(), os.environ).config.policy
+    if not (why := missing()):
+        return Finding("ok", "unreadable for commands, as are credentials and the files of orch")
+    if rules.require_denied_paths and rules.denied_paths:
+        what = f"policy.require_denied_paths is set: {sandboxing.REFUSED}"
+        return Finding("fail", f"{BY_NAME_ONLY} ({why}), and {what}")
+    return Finding("warn", f"{BY_NAME_ONLY} ({why}): {sandboxing.EXPOSED}")
+
+
+def limits() -> Finding:
+    """Neither the system nor a container leaves too little for a crowd of agents."""
+    said, tight = [], False
+    for what, limit, cap, least in (
+        ("processes", "RLIMIT_NPROC", "pids.max", PROCESSES),
+        ("memory", "RLIMIT_AS", "memory.max", MEMORY_BYTES),
+    ):
+        # Whichever is less; what sets no limit, or is not there, is endless.
+        soft = resource.getrlimit(getattr(resource, limit))[0] if hasattr(resource, limit) else resource.RLIM_INFINITY
+        bounds = [bound for bound in (soft, _of_group(cap)) if bound not in (None, resource.RLIM_INFINITY)]
+        unit = "B" if what == "memory" else ""
+        said.append(f"{what}: {terminal.count(min(bounds)) + unit if bounds else 'no limit'}")
+        tight |= bool(bounds) and min(bounds) < least
+    return Finding("warn" if tight else "ok", ", ".join(said))
+
+
+def keys() -> Finding:
+    """Which providers' keys are there, by name."""
+    found = sorted(name for name in keys_in(os.environ, models.load(paths.home())) if not name.startswith("{"))
+    return Finding("ok", ", ".join(found) or "none: without one, offline answers and models of this machine")
+
+
+def environment() -> Finding:
+    """Which variables of this shell the daemon and workers do not get, by name."""
+    passed = config.load(None, os.environ).config.environment.pass_
+    hidden = {*SHELL_ONLY, *models.load(paths.home()).credentials, SEARCH_KEY}
+    names = [name for name in withheld(os.environ, passed) if name not in hidden]
+    if not names:
+        return Finding("ok", "nothing is withheld from workers")
+    return Finding("ok", f"not passed to workers: {' '.join(names)} (environment.pass adds some)")
+
+
+def descriptors() -> Finding:
+    """Enough files may be open for a crowd of agents."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = soft >= DESCRIPTORS or soft == resource.RLIM_INFINITY
+    return Finding("ok" if enough else "warn", f"{soft} open files, up to {hard}" + ("" if enough else ": ulimit -n"))
+
+
+def home() -> Finding:
+    """ORCH_HOME can be written, and locked."""
+    folder = paths.home()
+    try:
+        _try_lock(folder if folder.exists() else _existing(folder))
+    except OrchError as error:
+        return Finding("fail", str(error))
+    mode = folder.stat().st_mode & 0o777 if folder.exists() else 0o700
+    if mode & 0o077:
+        return Finding("warn", f"{folder} is open to others (mode {mode:04o}): chmod 700")
+    return Finding("ok", str(folder))
+
+
+def disk() -> Finding:
+    """There is room for transcripts."""
+    there = os.statvfs(_existing(paths.home()))
+    free, files = there.f_bavail * there.f_frsize, there.f_favail
+    said = f"{terminal.count(free)}B free"
+    if there.f_files and files < FREE_FILES:  # some file systems count no files
+        return Finding("fail", f"{said}, but only {files} more files can be made: delete some")
+    level: Literal["ok", "warn", "fail"] = "ok" if free >= COMFORTABLE_BYTES else "warn"
+    return Finding(level if free >= FREE_BYTES else "fail", said)
+
+
+def socket() -> Finding:
+    """The daemon's socket has a path the kernel takes."""
+    path = paths.control_socket()
+    inside = path.startswith(paths.home_text())
+    return Finding("ok", path if inside else f"{path} (ORCH_HOME is too long for it)")
+
+
+def configuration() -> Finding:
+    """The configuration can be read."""
+    loaded = config.load(Path.cwd(), os.environ)
+    if loaded.notes:
+        return Finding("warn", "; ".join(loaded.notes))
+    return Finding("ok", f"model {loaded.config.model or 'none: the offline extractive backend answers'}")
+
+
+def daemon() -> Finding:
+    """The daemon, if there is one, answers and speaks our version."""
+    connection = Connection(start=None)
+    if not connection.dial():
+        return Finding("ok", "not running; commands start it")
+    connection.call("list")
+    status = connection.call("daemon_status")
+    return Finding("ok", f"process {status['pid']}, {status['agents']} agents")
+
+
+def leftovers() -> Finding:
+    """No process was left behind by a program that ended badly, and no run that nobody named: those with a name are
+    there to be opened again."""
+    dead = [folder for folder in unnamed_runs(paths.home()) if _ownerless(folder)]
+    alive = [str(pid) for folder, pids in _at_work().items() if _ownerless(folder) for pid in pids]
+    if alive:
+        return Finding("fail", f"processes without their root: {' '.join(alive)}; orch doctor --clean ends them")
+    if dead:
+        told = ", ".join(map(str, dead))
+        return Finding("warn", f"of ended programs; the next start, or orch doctor --clean, removes them: {told}")
+    return Finding("ok", "none")
+
+
+CHECKS: Final[tuple[Callable[[], Finding], ...]] = (
+    *(python, platform, dependencies, processes, sandbox, denied_paths, descriptors, limits, home, disk, socket),
+    *(configuration, keys, environment, daemon, leftovers),
+)
+
+
+def clean_up() -> Finding:
+    """Remove what is left behind, and say what that was."""
+    swept = sweep_runs(paths.home())
+    ended = sum(count for _, count in swept)
+    for folder in _at_work():
+        with contextlib.suppress(LockedError):  # its root is there
+            lock = FolderLock.acquire(folder)
+            ended += end_leftovers(folder)
+            lock.release()
+    said = [f"removed {', '.join(str(folder) for folder, _ in swept)}"] if swept else []
+    if swept or ended:
+        said.append(f"processes that were ended: {ended}")
+    return Finding("ok", "; ".join(said) or "nothing to remove")
+
+
+def _at_work() -> dict[Path, list[int]]:
+    """Return the run folders of this home that have processes, with the pids; roots and this process are not listed."""
+    found: dict[Path, list[int]] = {}
+    runs = paths.runs_dir(paths.home()).glob("*")
+    folders = {token: folder for folder in runs if (token := stored_token(folder))}
+    for pid, env in marked():
+        if folder := folders.get(env["ORCH_RUN"]):
+            found.setdefault(folder, []).append(pid)
+    return found
+
+
+def findings() -> dict[str, Finding]:
+    """Return what each check finds, by its name. Takes up to some seconds."""
+    return {check.__name__: run_check(check) for check in CHECKS}
+
+
+def run_check(check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except (OrchError, Failure) as error:
+        return Finding("fail", str(error))
+    except OSError as error:
+        return Finding("fail", explain(error))
+
+
+def _requirements() -> list[str]:
+    try:
+        lines = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line]
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _of_group(name: str) -> int | None:
+    """Return what the control group `name` of this process allows, None where nothing is said."""
+    try:
+        path = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
+        for folder in (f"/sys/fs/cgroup{path}", "/sys/fs/cgroup"):
+            if (file := Path(folder, name)).exists():
+                return int(file.read_text())
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _try_lock(folder: Path) -> None:
+    """Make, lock and remove a folder in `folder`. Raises StoreError."""
+    scratch = folder / f"doctor-{new_id()}"
+    try:
+        FolderLock.acquire(scratch).release()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _ownerless(folder: Path) -> bool:
+    try:
+        FolderLock.acquire(folder).release()
+    except LockedError:
+        return False
+    return True

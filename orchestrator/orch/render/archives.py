@@ -1,0 +1,66 @@
+"""Archives, search hits and entries of archives as text."""
+
+from __future__ import annotations
+
+from . import terminal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["entry_range", "numbered_entries", "pages", "search_hits", "table"]
+
+HEAD = ("ID", "KIND", "AGENT", "AGE", "MESSAGES", "TURNS", "TOKENS", "")
+RIGHT = frozenset({3, 4, 5, 6})
+
+
+def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
+    """Return archives as a table, one a line."""
+    cells = [
+        [
+            *(row["id"], row["kind"], row["owner"], terminal.age(row["created_at"], now)),
+            *(str(row["messages"]), str(row["turns"]), terminal.count(row["tokens"]), terminal.line(row["task"])),
+        ]
+        for row in rows
+    ]
+    return terminal.columns([list(HEAD), *cells], RIGHT)
+
+
+def search_hits(hits: list[dict[str, Any]]) -> str:
+    """Return search hits, each with its passage."""
+    return "\n\n".join(map(_hit, hits))
+
+
+def _hit(hit: dict[str, Any]) -> str:
+    likeness = "" if hit["exact"] else ", similar"
+    passage = "\n".join(f"  {line}" for line in terminal.shown(hit["text"]).splitlines())
+    return f"{hit['id']} entry {hit['entry']} ({terminal.line(hit['task'])}){likeness}\n{passage}"
+
+
+def numbered_entries(messages: list[dict[str, Any]], id: str, first: int) -> list[dict[str, Any]]:
+    """Return messages of an archive with their entry numbers, from `first`. Raises EntryNotFoundError if empty."""
+    if not messages:
+        from orch_protocol.core.errors import EntryNotFoundError
+
+        raise EntryNotFoundError(f"archive {id} has no entry {first}: orch archive list shows how many it has")
+    return [{"entry": number, **message} for number, message in enumerate(messages, first)]
+
+
+def pages(entries: list[dict[str, Any]]) -> str:
+    """Return entries of an archive, one below the other."""
+    return "\n\n".join(f"[entry {entry['entry']}] {entry['role']}\n{terminal.message(entry)}" for entry in entries)
+
+
+def entry_range(text: str) -> tuple[int, int | None]:
+    """Return the entries that `text` means: the first, and the last (None: to the end). Raises ConfigError."""
+    start, dash, end = text.partition("-")
+    try:
+        first = int(start)
+        last = (int(end) if end else None) if dash else first
+    except ValueError:
+        first, last = 0, None
+    if first < 1 or (last is not None and last < first):
+        from orch_protocol.core.errors import ConfigError
+
+        raise ConfigError(f"invalid range of entries {text!r}: use 3, 3-7 or 3-")
+    return first, last

@@ -1,0 +1,52 @@
+"""The line about each event of a tool call."""
+
+from __future__ import annotations
+
+from orch_protocol.core.text import plain_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+__all__ = ["progress_line"]
+
+ABOUT = ("command", "code", "path", "task", "prompt", "query", "url")
+"""The arguments that say best what a call is about."""
+SUBJECT = 80
+REASON = 200
+WOULD = {"allow": "would run", "ask": "would need approval", "deny": "would be denied"}
+
+
+def progress_line(event: Mapping[str, Any]) -> str:
+    """Return the line that tells a person of a CallEvent: in it nothing is but what is seen."""
+    indent, tool = "  " * (event["depth"] - 1), plain_line(event["tool"], SUBJECT)
+    about = f"{tool} {_subject(event['input'])}".rstrip()
+    return f"{indent}{plain_line(event['agent'], SUBJECT)}: {_said(event, tool, about)}"
+
+
+def _said(event: Mapping[str, Any], tool: str, about: str) -> str:
+    outcome, reason = event["outcome"], _line(event["reason"], REASON)
+    if outcome == "start":
+        return f"-> {about}{f' ({reason})' if reason and event['decision'] == 'allow' else ''}"
+    if outcome == "dry_run":
+        return f"{WOULD[event['decision']]}: {about}{f' ({reason})' if reason else ''}"
+    if outcome in ("deny", "declined"):
+        return f"{'denied' if outcome == 'deny' else 'declined'}: {about} ({reason})"
+    if outcome == "task":
+        return f"{about}: {_line(event['result'], SUBJECT)}"
+    seconds = (event["elapsed_ms"] or 0) / 1000
+    failed = "" if event["success"] else f" failed: {_line(event['result'], REASON)}"
+    return f"<- {tool} {seconds:.1f} s{failed}"
+
+
+def _subject(input: Mapping[str, Any]) -> str:
+    said = next((input[name] for name in ABOUT if isinstance(input.get(name), str)), None)
+    if said is None:
+        said = ", ".join(f"{name}={value!r}" for name, value in input.items())
+    return _line(said, SUBJECT)
+
+
+def _line(text: str, width: int) -> str:
+    return plain_line(" ".join(text[: 4 * width].split()), width)

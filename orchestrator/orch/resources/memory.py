@@ -1,0 +1,43 @@
+"""The notes about a folder: open them, add one, find some by id."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from orch_protocol.core.errors import ConfigError, EntryNotFoundError
+from orch_protocol.core.ids import new_entry_id
+from orch_protocol.resources.memory import MemorySpec, Note
+from orch_worker.memory.notes import Memory, checked, folder_of, make_memory
+
+from ..config.config import load
+
+__all__ = ["add_note", "open_memory", "select_notes"]
+
+
+def open_memory(cwd: Path, home: Path) -> tuple[Memory, MemorySpec]:
+    """Return the memory of the folder `cwd` and its limits. Raises ConfigError."""
+    said = load(cwd, home=home).config.memory
+    spec = MemorySpec(str(folder_of(home, cwd)), said.provider, total_chars=said.total_chars)
+    return make_memory(spec), msgspec.structs.replace(spec, note_chars=said.note_chars)
+
+
+def add_note(memory: Memory, spec: MemorySpec, text: str) -> Note:
+    """Add `text` as a note of the user and return the note. Raises ConfigError."""
+    try:
+        text = checked(text, spec.note_chars)
+    except ValueError as error:
+        raise ConfigError(f"cannot add the note: {error}") from error
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return memory.add(Note(new_entry_id(()), text, now, "user"))
+
+
+def select_notes(notes: list[Note], ids: list[str]) -> list[Note]:
+    """Return the notes with these ids. Raises EntryNotFoundError."""
+    known = {note.id: note for note in notes}
+    for id in ids:
+        if id not in known:
+            raise EntryNotFoundError(f"there is no note {id[:40]!r} about this folder; `orch memory list` shows them")
+    return [known[id] for id in dict.fromkeys(ids)]
