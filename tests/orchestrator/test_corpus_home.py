@@ -92,10 +92,10 @@ async def test_program_run_opens_and_continues(home: Path) -> None:
         rows = {row.name: row.status for row in await o.agents(all=True)}
         assert rows["reader"] == rows["writer"] == rows["resumed"] == "cold"
         assert rows["killed"] == rows["forgotten"] == "killed"
-        (archive, *_) = await o.archives()
+        (archive, *_) = await o.archives.list()
         assert archive.task == "which port?"
-        assert next(hit.id for hit in await o.search_archive("4711")) == archive.id
-        assert next(text_of(message) for message in await o.read_archive(archive.id)).endswith("which port?")
+        assert next(hit.id for hit in await o.archives.search("4711")) == archive.id
+        assert next(text_of(message) for message in await o.archives.read(archive.id)).endswith("which port?")
         assert "4711" in (await (await o.get(archive.id)).query("which port?")).text
         reader = await o.get("reader")
         assert (await reader.state()).title == "Port of the pump"
@@ -105,7 +105,7 @@ async def test_program_run_opens_and_continues(home: Path) -> None:
         assert await (await o.get("valued")).value("h_001") == list(range(5000))
         with pytest.raises(SessionDeletedError):
             await (await o.get("killed")).query("hello?")
-        assert (await o.budget()).budget.max_cost_usd == 50.0
+        assert (await o.budget.show()).budget.max_cost_usd == 50.0
         writer = o.supervisor.tree.nodes[(await o.get("writer")).id].spec
         assert (writer.limits.max_cost_usd, set(writer.active) & {"bash", "write_file"}) == (2.0, set())
 
@@ -115,5 +115,5 @@ async def test_daemon_run_opens_and_continues(home: Path) -> None:
     """A daemon's journal is a run like any other."""
     async with AsyncOrchestrator(home=home, env={}, run="daemon", **fake_world()) as o:
         assert (await (await o.get("server")).query("third?")).text == "Three."
-        assert (await o.budget()).budget.max_cost_usd == 20.0
+        assert (await o.budget.show()).budget.max_cost_usd == 20.0
         assert {row.name: row.status for row in await o.agents(all=True)}["spare"] == "killed"
