@@ -1,4 +1,4 @@
-"""Every fenced block of README.md and docs/ is run, or checked against what CI runs.
+"""Every fenced block of README.md, CONTRIBUTING.md and docs/ is run, or checked against what CI runs.
 
 The language of a fence says what becomes of it:
 
@@ -36,7 +36,7 @@ from orch_protocol.resources.extensions import Manifest
 from source_tree import PACKAGES, ROOT
 from wire.model_server_beside import Apart, reads_files
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "console", "sh", "toml", "ipython", "json", "text"}
 SECONDS = 50
 SDK = re.compile(r"^import (anthropic|openai)$", re.MULTILINE)
