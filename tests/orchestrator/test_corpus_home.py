@@ -99,7 +99,7 @@ async def test_program_run_opens_and_continues(home: Path) -> None:
         assert "4711" in (await (await o.get(archive.id)).query("which port?")).text
         reader = await o.get("reader")
         assert (await reader.state()).title == "Port of the pump"
-        assert [kept.data for kept in await reader.kept("ticket")] == [{"number": 7}]
+        assert [kept.data for kept in await reader.session.get_meta("ticket")] == [{"number": 7}]
         assert (await reader.query("and now?")).text == "Fourth answer."
         assert (await (await o.get("forked")).query("and you?")).text == "Fifth answer."
         assert await (await o.get("valued")).value("h_001") == list(range(5000))
