@@ -12,8 +12,8 @@ from harness import Args, Row
 
 FRESH = ("fresh", "<= 0.08", "<= 0.055")
 WITHOUT = {
-    "filled": "private memory after gc, lean worker, heap holes not filled (MiB; peer: filled)",
-    "rehearse": "private memory after gc, lean worker, no rehearsal before the fork (MiB; peer: with it)",
+    "heap_fill": "private memory after gc, lean worker, heap holes not filled (MiB; peer: filled)",
+    "warm_up": "private memory after gc, lean worker, no rehearsal before the fork (MiB; peer: with it)",
 }
 """Rows of preparations of the zygote that stay as long as a worker is more than 5 % larger without them."""
 QUERIED = ("after a scripted query", "<= 0.09", "<= 0.06")

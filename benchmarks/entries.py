@@ -19,9 +19,9 @@ from orch_worker.process.main import main as serve
 
 WITHOUT = "ORCH_BENCH_WITHOUT"
 
-if os.environ.get(WITHOUT) == "filled":
+if os.environ.get(WITHOUT) == "heap_fill":
     zygote.filled = list
-elif os.environ.get(WITHOUT) == "rehearse":
+elif os.environ.get(WITHOUT) == "warm_up":
     zygote.rehearse = lambda _: None
 
 
