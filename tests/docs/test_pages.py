@@ -13,7 +13,7 @@ import msgspec
 import orch
 from orch.cli import VERBS
 from orch.commands.builtin_commands import COMMANDS
-from orch.config.config import TABLES, flat
+from orch.config.config import TABLES, flat, leaves, nested
 from orch_protocol.agent.config import Config
 from orch_protocol.core import errors
 from orch_protocol.resources.slash_commands import EffectKind
@@ -48,7 +48,8 @@ def test_errors_page_lists_every_error() -> None:
 def test_config_page_shows_every_setting() -> None:
     """The example in docs/config.md sets each key to its default; some stand for what is unset."""
     text = page("config.md").partition("```toml\n")[2].partition("```")[0]
-    shown = flat(msgspec.convert(tomllib.loads(re.sub(r"^# (?=\w+ =)", "", text, flags=re.MULTILINE)), Config))
+    tables = tomllib.loads(re.sub(r"^# (?=\w+ =)", "", text, flags=re.MULTILINE))
+    shown = flat(msgspec.convert(nested(dict(leaves(tables))), Config))
     unset = {"subagents.default_tools": ("read_file",), "subagents.chat_models": ("ollama:*",)}
     unset |= {"archival.summary.model": "ollama:qwen3:8b", "archival.phase": True, "archival.gate": True}
     sizes = {"high": 40_000, "low": 15_000, "rollup": 6_000, "prompt": 2_000}

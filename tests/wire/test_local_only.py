@@ -303,7 +303,7 @@ async def test_a_person_may_let_it_go_where_that_is_configured(
         return Consent(False)
 
     far.script += [call(read("mine.txt")), say("I may not.")]
-    config = Config(policy=PolicyConfig(without_local="ask"))
+    config = Config(policy=PolicyConfig(no_local_model="ask"))
     async with begin(config=config, approve=approve, **fake_world()) as root:
         await (await root.spawn("Look", tools=["read_file"], cwd=folder)).query("Which code?")
     assert "a yes lets it go to one that is elsewhere" in asked[0].reason

@@ -25,12 +25,12 @@ from orch_worker.system.files import bytes_of
 from . import paths
 from .archival_profiles import rules_of
 from .trust import is_trusted, project_file
-from .untrusted_config import ITS_USERS, fields_of, narrows
+from .untrusted_config import ITS_USERS, RENAMED, fields_of, narrows
 
 if TYPE_CHECKING:
     from orch_worker.backends.models import Models
 
-__all__ = ["DEFAULT", "ROOT_WIDE", "Default", "Loaded", "check", "flat", "load", "strange_tools"]
+__all__ = ["DEFAULT", "ROOT_WIDE", "Default", "Loaded", "check", "flat", "leaves", "load", "nested", "strange_tools"]
 
 DEFAULT: Final = "default"
 NO_MODEL: Final = (
@@ -129,7 +129,7 @@ def load(
     merged = _merged(layers)
     _check_names(merged, home)
     notes += strange_tools({key: setting.value for key, setting in merged.items()}, merged)
-    config = msgspec.convert(_nested({key: setting.value for key, setting in merged.items()}), Config)
+    config = msgspec.convert(nested({key: setting.value for key, setting in merged.items()}), Config)
     fits(config, {key: setting.source for key, setting in merged.items()})
     return Loaded(config, {key: setting.source for key, setting in merged.items()}, tuple(notes))
 
@@ -193,13 +193,14 @@ def _value(layer: Layer, key: str) -> Any:
 
 def flat(config: Config) -> dict[str, Any]:
     """Return the values of `config` by dotted key."""
-    return dict(_leaves(msgspec.to_builtins(config)))
+    return {RENAMED.get(key, key): value for key, value in leaves(msgspec.to_builtins(config))}
 
 
-def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value of nested tables with its dotted key."""
     for name, item in value.items():
         if isinstance(item, Mapping) and item:
-            yield from _leaves(item, f"{prefix}{name}.")
+            yield from leaves(item, f"{prefix}{name}.")
         else:
             yield prefix + name, item
 
@@ -309,21 +310,27 @@ def _merged(layers: list[Layer]) -> Layer:
     return merged
 
 
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
+_FORMER: Final = {new: old for old, new in RENAMED.items()}
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by dotted key as nested tables, named as `Config` encodes them."""
+    tables: dict[str, Any] = {}
     for key, value in values.items():
-        *sections, name = key.split(".")
-        within = nested
+        *sections, name = _FORMER.get(key, key).split(".")
+        within = tables
         for section in sections:
             within = within.setdefault(section, {})
         within[name] = dict(value) if isinstance(value, dict) else value
-    return nested
+    return tables
 
 
 def _setting(key: str, value: Any, source: str, *, strict: bool = True) -> Setting:
     """Return `value` checked against the type of `key`; not `strict` reads it from text."""
     if key in SECTIONS:
         raise ConfigError(f"{source}: {key} is a section, not a value: write [{key}] and its settings below")
+    if key in RENAMED:
+        raise ConfigError(f"{source}: {key} was renamed: use {RENAMED[key]}")
     expected = _type(key)
     if expected is None:
         raise ConfigError(f"{source}: {_unknown(key)}")
@@ -419,7 +426,7 @@ def _parse(path: Path, content: bytes) -> Layer:
         raise ConfigError(f"{path}, line {line_of(text, table)}: {_no_section(table)}")
     return {
         key: _setting(key, value, f"{path}, line {line_of(text, key)}")
-        for key, value in _leaves(data)
+        for key, value in leaves(data)
         if not (key in SECTIONS | TABLES and value == {})
     }
 

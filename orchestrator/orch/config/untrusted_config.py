@@ -24,13 +24,23 @@ def narrows(key: str, new: Any, old: Any) -> bool:
     return NARROWS[key if key in NARROWS else key.rpartition(".")[0]](new, old)
 
 
+RENAMED: Final = {
+    "policy.without_local": "policy.no_local_model",
+    "hooks.assess.every": "hooks.assess.every_turns",
+    "hooks.reflect.every": "hooks.reflect.every_turns",
+    "hooks.reflect.tries": "hooks.reflect.max_continuations",
+}
+"""Former keys and their new names. Journals keep the former names, so the structs encode their fields so."""
+
+
 def fields_of(struct: type[Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted key and the type of each setting in `struct` and its sections."""
     for field in msgspec.structs.fields(struct):
         if isinstance(field.type, type) and issubclass(field.type, Struct):
             yield from fields_of(field.type, f"{prefix}{field.encode_name}.")
         else:
-            yield prefix + field.encode_name, field.type
+            key = prefix + field.encode_name
+            yield RENAMED.get(key, key), field.type
 
 
 def _never(new: Any, old: Any) -> bool:  # noqa: ARG001
@@ -123,7 +133,7 @@ NARROWS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     **dict.fromkeys(("skills.folders", "skills.load"), _never),
     "skills.tokens": _at_most,
     "skills.presets": lambda new, old: old is None or set(new) <= set(old),
-    "policy.without_local": lambda new, _: bool(new == "deny"),
+    "policy.no_local_model": lambda new, _: bool(new == "deny"),
     "policy.dry_run": lambda new, old: bool(new or not old),
     "policy.function": _never,
     "policy.taint.mode": lambda new, old: TAINT_RANK[new] >= TAINT_RANK[old],

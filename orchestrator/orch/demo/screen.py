@@ -95,11 +95,12 @@ class Screen:
         return f"{INDENT}{terminal.safe(line)}"[: self.width].rstrip()
 
 
-def screen_of(out: TextIO = sys.stdout, environ: Mapping[str, str] = os.environ) -> Screen:
-    """Return a screen that suits `out`: live and styled at a terminal, plain in a pipe, in CI and with TERM=dumb.
+def screen_of(out: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> Screen:
+    """Return a screen for `out` (None: stdout): live and styled at a terminal, else plain (also CI and TERM=dumb).
 
     NO_COLOR keeps the live lines and takes the styles. COLUMNS sets the width, also in a pipe.
     """
+    out = out or sys.stdout
     columns = shutil.get_terminal_size((NARROWEST, 24)).columns
     rich = out.isatty() and environ.get("TERM") != "dumb" and not environ.get("CI")
     return Screen(

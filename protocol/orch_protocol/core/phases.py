@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 __all__ = ["Assess", "AssessRule", "By", "Phase", "PhaseKind", "Reflect", "ReflectRule", "When"]
 
@@ -61,8 +61,8 @@ class Assess(Struct, frozen=True, forbid_unknown_fields=True):
     kind: PhaseKind = "off"
     when: When = "always"
     """`on_failure`: after a turn alone that was cut short, or ended otherwise than by an answer."""
-    every: Count = 1
-    """Of the turns of a conversation each so-manieth alone."""
+    every_turns: Count = field(default=1, name="every")
+    """Run in every n-th turn of a conversation."""
     rules: tuple[AssessRule, ...] = ()
     """For kind `rule`: the first that fits."""
     model: str | None = None
@@ -81,14 +81,14 @@ class Reflect(Struct, frozen=True, forbid_unknown_fields=True):
     kind: PhaseKind = "off"
     when: When = "always"
     """`on_failure`: when the last call failed, nothing was said, or the turn ended otherwise than by an answer."""
-    every: Count = 1
-    """Of the turns of a conversation each so-manieth alone."""
+    every_turns: Count = field(default=1, name="every")
+    """Run in every n-th turn of a conversation."""
     rules: tuple[ReflectRule, ...] = ()
     """For kind `rule`: the first that fits; without any, an agent whose last call failed is asked to go on."""
     model: str | None = None
     """Who is asked, `provider:name` or `local`; unset: the agent's own."""
-    tries: Annotated[int, Meta(ge=0, le=20)] = 1
-    """So often the agent may be told to go on."""
+    max_continuations: Annotated[int, Meta(ge=0, le=20)] = field(default=1, name="tries")
+    """How many times the agent may be told to continue."""
     max_tokens: Tokens = 12_000
     """What one reflection may take, question and answer together."""
     max_cost_usd: Dollars | None = None

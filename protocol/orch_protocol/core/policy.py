@@ -93,8 +93,8 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How long a question waits for its answer; then the answer is no."""
     dry_run: bool = False
     """Run no tool: each call is judged, and told of."""
-    without_local: Literal["deny", "ask"] = "deny"
-    """What of a call whose data is for a local model when there is none: `ask` whether another may have it."""
+    no_local_model: Literal["deny", "ask"] = field(default="deny", name="without_local")
+    """The decision about a call with data for local models only when there is no local model."""
     function: str | None = None
     """`package.module:name` of a function that judges each call too, in the agent's process; see Verdict."""
     taint: TaintConfig = field(default_factory=TaintConfig)

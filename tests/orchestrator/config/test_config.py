@@ -12,7 +12,7 @@ import pytest
 from orch.config import config
 from orch.config.config import load
 from orch.config.trust import project_file, trust
-from orch.config.untrusted_config import NARROWS
+from orch.config.untrusted_config import NARROWS, RENAMED
 from orch.processes.environment import RUN_VARIABLE
 from orch_protocol.agent.config import Config, HooksConfig
 from orch_protocol.core.errors import ConfigError
@@ -276,8 +276,8 @@ def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
         ("policy.approval_seconds = 1000", False),
         ("policy.dry_run = true", True),
         ('extensions.load = ["pack"]', False),
-        ('policy.without_local = "deny"', True),
-        ('policy.without_local = "ask"', False),
+        ('policy.no_local_model = "deny"', True),
+        ('policy.no_local_model = "ask"', False),
         ('policy.function = "house.rules:judge"', False),
         ('sandbox.level = "L2"', True),
         ("sandbox.require = true", True),
@@ -461,3 +461,14 @@ def test_what_a_program_configures_is_checked_before_anything_starts(hooks: dict
     good = Config(hooks=HooksConfig(loop_detection={"repeats": 2}), session_dir=Path("/s"))  # type: ignore[arg-type]
     assert config.checked(good).hooks.loop_detection == LoopDetection(2)
     assert config.checked(good).session_dir == "/s"
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_renamed_key_names_the_new_key(tmp_path: Path, old: str, new: str) -> None:
+    """A former key in a variable or a file raises ConfigError with the new key."""
+    variable = f"ORCH_{old.upper().replace('.', '__')}"
+    with pytest.raises(ConfigError, match=f"variable {variable}: {old} was renamed: use {new}"):
+        load(None, {variable: "1"}, home=tmp_path)
+    (tmp_path / "config.toml").write_text(f"{old} = 1\n")
+    with pytest.raises(ConfigError, match=f"line 1: {old} was renamed: use {new}"):
+        load(None, {}, home=tmp_path)

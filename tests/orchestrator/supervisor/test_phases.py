@@ -111,7 +111,7 @@ async def test_what_a_dead_process_paid_for_reflecting_counts(tmp_path: Path) ->
 
 async def test_an_agent_goes_on_as_often_as_it_may(tmp_path: Path) -> None:
     """However often it is found wanting; what is said last stands behind its reply."""
-    async with opened(tmp_path, config=config(reflect=Reflect("model", tries=2))) as o:
+    async with opened(tmp_path, config=config(reflect=Reflect("model", max_continuations=2))) as o:
         agent = await spawned(o, "1", "2", "3", beside=(AGAIN,) * 3)
         reply = await agent.query("go")
         assert (reply.text, reply.steps) == ("3\n\n[Reflection] No test ran.", 3)
@@ -120,7 +120,7 @@ async def test_an_agent_goes_on_as_often_as_it_may(tmp_path: Path) -> None:
 
 async def test_legs_are_within_the_limits_of_the_turn(tmp_path: Path) -> None:
     """A turn that has no step left is not told to go on."""
-    async with opened(tmp_path, config=config(reflect=Reflect("model", tries=9))) as o:
+    async with opened(tmp_path, config=config(reflect=Reflect("model", max_continuations=9))) as o:
         agent = await spawned(o, "1", "2", "3", beside=(AGAIN,) * 9, limits=Limits(max_turns=2))
         reply = await agent.query("go")
         assert (reply.steps, reply.stop_reason) == (2, "max_turns")
@@ -219,7 +219,9 @@ async def test_when_they_are_due(tmp_path: Path) -> None:
     async with opened(tmp_path, config=config(reflect=Reflect("rule", "on_failure", rules=note))) as o:
         agent = await spawned(o, "well", READ, "badly", tools=["read_file"])
         assert [(await agent.query("go")).text for _ in range(2)] == ["well", "badly\n\n[Reflection] !"]
-    every = config(Assess("rule", "on_failure", rules=(AssessRule(note="?"),)), Reflect("rule", every=2, rules=note))
+    every = config(
+        Assess("rule", "on_failure", rules=(AssessRule(note="?"),)), Reflect("rule", every_turns=2, rules=note)
+    )
     async with opened(tmp_path / "other", config=every) as o:
         agent = await spawned(o, *"abc", limits=Limits(max_turns=1))
         assert [(await agent.query("go")).text for _ in range(3)] == ["a", "b\n\n[Reflection] !", "c"]

@@ -170,7 +170,7 @@ class Phases:
                 spend(said.usage)
                 found, self._said = _read(said, reflecting.of_words)
         said = self._said
-        can_go_on = self._tries < settings.tries and stop in ("end_turn", "stop_sequence")
+        can_go_on = self._tries < settings.max_continuations and stop in ("end_turn", "stop_sequence")
         if found is None:
             if said is not None:
                 self._record("reflect", settings.kind, said, "", ())
@@ -195,7 +195,7 @@ class Phases:
     # Both.
 
     def _is_due(self, settings: Assess | Reflect, *, wrong: bool) -> bool:
-        return (settings.when == "always" or wrong) and self._number % settings.every == 0
+        return (settings.when == "always" or wrong) and self._number % settings.every_turns == 0
 
     def _record(self, phase: Phase, by: Any, said: Said | None, note: str, did: tuple[str, ...]) -> None:
         who: By = by

@@ -171,7 +171,7 @@ class TestLocal:
 
     async def test_only_a_person_lets_it_go_elsewhere_where_that_is_configured(self, tmp_path: Path) -> None:
         """With `without_local` the question says where it would go; a yes binds nothing, and no pattern fits."""
-        spec = PolicySpec(rules=PolicyConfig(without_local="ask"))
+        spec = PolicySpec(rules=PolicyConfig(no_local_model="ask"))
         root = Root(here=None)
         assert (await told(box(tmp_path, spec, backend=FAR, call_root=root), path="~/.ssh/id"))[0]
         (asked,) = root.asked

@@ -63,7 +63,7 @@ class Guard:
         self._spec = spec
         self._began: dict[str, int] = {}
         """When code began that can change files, by its call: where it may hand on what the conversation holds."""
-        self._locality, self._without_local = locality, spec.rules.without_local
+        self._locality, self._no_local_model = locality, spec.rules.no_local_model
         self._dry_run = spec.rules.dry_run
         self._personal = False
         self._taint = spec.rules.taint
@@ -132,9 +132,9 @@ class Guard:
         if not why:
             return verdict, True
         far = f"what it brings is for a model on this machine, and there is none ({why})"
-        if self._without_local == "ask":
+        if self._no_local_model == "ask":
             far += "; a yes lets it go to one that is elsewhere"
-        return strictest((verdict, Verdict(self._without_local, "local", far)), verdict.data), False
+        return strictest((verdict, Verdict(self._no_local_model, "local", far)), verdict.data), False
 
     async def rule(self, call: ToolUse, verdict: Verdict, *, approved: bool = False) -> Ruling:
         """Return what is to become of `call`, which was judged so. Asks the root where a person is to say that.
