@@ -18,7 +18,7 @@ from orch.archival.plan.economics import Prices
 from orch.archival.store.catalog import ArchiveRecord
 from orch.archival.store.deletion import DeletionResult
 from orch.archival.store.session_archives import SessionArchives
-from orch.tree.agents.agent_record import emptied
+from orch.tree.agents.agent_record import redacted_message
 from orch_protocol.agent.config import ArchivalConfig, TriggerConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, Durability
 from orch_protocol.core.archives import Source, Upgrade
@@ -210,7 +210,7 @@ class Life:
         deleted = self.loop.run(self.archives.delete(self.spec, before, when))
         self.transcript = self.opened()
         gone = {entry.id for entry in self._entries() if getattr(entry, "deleted", "")}
-        self.said |= {id: emptied(message, when) for id, message in self.said.items() if id in gone}
+        self.said |= {id: redacted_message(message, when) for id, message in self.said.items() if id in gone}
         return deleted
 
     def restart(self) -> None:

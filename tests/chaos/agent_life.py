@@ -133,7 +133,7 @@ def opened(home: Path, run: str) -> Any:
     from orch.testing import FakeLauncher, fake_world
     from orch_protocol.agent.config import TriggerConfig
 
-    orch.tree.journal.journal.LARGE, orch.tree.journal.journal.WORTH = 0, 9.0
+    orch.tree.journal.journal.REWRITE_MIN_BYTES, orch.tree.journal.journal.REWRITE_MAX_RATIO = 0, 9.0
     archival = ArchivalConfig(
         enabled=True, async_=False, profile="seed", trigger=TriggerConfig(tool_call_threshold=1), answer_tokens=5
     )

@@ -36,7 +36,7 @@ from damaged_lines import spoilt  # noqa: E402
 from hostile_frames import KINDS, mutated, some_body  # noqa: E402
 from orch.archival.store.session_archives import SessionArchives  # noqa: E402
 from orch.config.config import flat, load  # noqa: E402
-from orch.processes.router import PeerTable, Router  # noqa: E402
+from orch.processes.router import ConnectionTable, Router  # noqa: E402
 from orch.sessions.findings import in_session  # noqa: E402
 from orch_protocol.agent.config import Config  # noqa: E402
 from orch_protocol.core.errors import ConfigError, ErrorInfo, OrchError, ProtocolError  # noqa: E402
@@ -62,7 +62,7 @@ Attempt = Callable[[random.Random], str]
 def frames(folder: Path) -> Iterator[Attempt]:
     """Frames of a believed worker, altered; and the root's, on their way to a worker that stands alone."""
     delivered: list[tuple[str, Any]] = []
-    table = PeerTable(folder, lambda *_: None, lambda _peer, kind, _id, body: delivered.append((kind, body)))
+    table = ConnectionTable(folder, lambda *_: None, lambda _peer, kind, _id, body: delivered.append((kind, body)))
     peer = table.expect("a", 1, b"i", b"t" * 32)
     table.confirm(peer, 1)
     worker = Channel(1, folder)

@@ -58,7 +58,7 @@ def test_whole_or_gone_wherever_it_is_killed(tmp_path: Path) -> None:
 
     async def gone() -> int:
         async with opened(home, run="mine") as world:
-            deleted = {node.spec.id for node in world.supervisor.tree.nodes if node.deleted}
+            deleted = {node.spec.id for node in world.supervisor.tree.agents if node.deleted}
             left = set(ids) - deleted
             assert {path.name for path in (home / "sessions").iterdir()} == left
             assert [(await (await world.get(id)).collect(again=True)).text for id in left] == ["first word"] * len(left)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orch.supervisor.recovery.orphan_cleanup import marked, stored_token
+from orch.supervisor.recovery.orphan_cleanup import processes_with_token, stored_token
 from source_tree import PACKAGES, ROOT
 
 __all__ = ["MAIN", "SECONDS", "Shell", "ended", "opened"]
@@ -76,7 +76,11 @@ class Shell:
     def ours(self) -> list[int]:
         """Return the pids of the processes of this home."""
         tokens = {stored_token(run) for run in self.home.glob("runs/*")} - {""}
-        return [pid for pid, env in marked() if env.get("ORCH_HOME") == str(self.home) or env.get("ORCH_RUN") in tokens]
+        return [
+            pid
+            for pid, env in processes_with_token()
+            if env.get("ORCH_HOME") == str(self.home) or env.get("ORCH_RUN") in tokens
+        ]
 
     def script(self, *items: Any) -> str:
         (self.folder / "script.json").write_text(json.dumps(items))

@@ -164,7 +164,7 @@ async def test_archiving_is_behind_the_reply(world: Open, folder: Path) -> None:
     agent, reply = await asked(o, folder, "second", "third")
     assert reply.archived_to is None
     assert (await agent.query("more?")).text == "second"
-    await until(lambda: bool(o.supervisor.tree.nodes[agent.id].archives))
+    await until(lambda: bool(o.supervisor.tree.agents[agent.id].archives))
     (event,) = [each for each in await o.events(ref=agent.id) if each.kind == "archived"]
     (row,) = await o.archives.list()
     assert (event.data["holders"], event.data["turns"]) == ([row.id], {row.id: reply.query_id})
@@ -179,7 +179,7 @@ async def test_a_child_archives_too(world: Open, folder: Path) -> None:
     o = await world(config=archiving(trigger=TriggerConfig(tool_call_threshold=2, depth_cap=2)))
     agent, reply = await asked(o, folder)
     assert reply.archived_to is not None
-    node = o.supervisor.tree.nodes[agent.id]
+    node = o.supervisor.tree.agents[agent.id]
     assert node.spec.depth == 1
     capped = await world(config=archiving(trigger=TriggerConfig(tool_call_threshold=2, depth_cap=1)), home=folder / "h")
     _, kept = await asked(capped, folder)
@@ -252,7 +252,7 @@ async def test_few_holders_stay_warm(world: Open, folder: Path) -> None:
     holders = [(await agent.query(f"turn {number}")).archived_to or "" for number in range(3)]
     answers = await o.ask_all(holders, "which port?")
     assert all(answer.reply is not None and "4711" in answer.reply.text for answer in answers)
-    nodes = o.supervisor.tree.nodes
+    nodes = o.supervisor.tree.agents
     await until(lambda: len(nodes.warm) == 1)
     assert sum(nodes[holder].status == "cold" for holder in holders) == 2
 

@@ -81,7 +81,7 @@ async def test_a_worker_is_killed_in_the_middle_of_a_settle(home: Path, monkeypa
 
     async def deadly(root: Any, caller: str, params: Any) -> Any:
         if len(kills) == 0 and params.amounts.tool_calls:
-            kills.append(root.tree.nodes[caller].pid)
+            kills.append(root.tree.agents[caller].pid)
             os.kill(kills[0], signal.SIGKILL)
         return await settle(root, caller, params)
 
@@ -91,7 +91,7 @@ async def test_a_worker_is_killed_in_the_middle_of_a_settle(home: Path, monkeypa
         agent = await worker(o, CALL, name="x", budget=budget)
         with pytest.raises(OrchError):
             await agent.query("go")
-        await until(lambda: o.supervisor.tree.nodes[agent.id].status == "died", 30)
+        await until(lambda: o.supervisor.tree.agents[agent.id].status == "died", 30)
         spent = (await agent.state()).spent
         assert (spent.tool_calls, spent.model_calls) == (1, 1)
         assert o.supervisor.budgets.holders() == []

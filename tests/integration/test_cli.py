@@ -15,7 +15,7 @@ import pytest
 
 from integration.command_shell import MAIN, SECONDS, Shell, ended
 from orch.config import paths
-from orch.supervisor.recovery.orphan_cleanup import marked
+from orch.supervisor.recovery.orphan_cleanup import processes_with_token
 
 
 def test_the_main_job_from_a_shell(shell: Shell) -> None:
@@ -316,7 +316,7 @@ def test_keys_reach_no_environment_and_no_file(shell: Shell) -> None:
 def test_every_process_carries_its_run(shell: Shell) -> None:
     """The daemon, its shim, its templates and its workers have ORCH_RUN from exec on."""
     spawned = shell.data("spawn", "t")
-    found = dict(marked())
+    found = dict(processes_with_token())
     mine = {pid for pid in shell.ours() if found.get(pid, {}).get("ORCH_RUN")}
     assert {shell.data("daemon", "status")["pid"], spawned["pid"]} <= mine
 

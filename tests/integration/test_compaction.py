@@ -53,8 +53,8 @@ async def test_agents_below_agents_have_rules_of_their_own(world: Open) -> None:
     agent = await o.spawn("lead", tools=["spawn_subagent", "list_files"], backend=ScriptedBackend([spawn, "done"]))
     await agent.query("go")
     [child] = [each for each in await o.agents() if each.id != agent.id]
-    assert o.supervisor.tree.nodes[child.id].spec.compaction is None
-    assert o.supervisor.tree.nodes[agent.id].spec.compaction.tokens == 100
+    assert o.supervisor.tree.agents[child.id].spec.compaction is None
+    assert o.supervisor.tree.agents[agent.id].spec.compaction.tokens == 100
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="these processes are tied together by Linux")

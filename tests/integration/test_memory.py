@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator, ScriptedBackend
-from orch.processes.oom_detector import Ooms
+from orch.processes.oom_detector import OomDetector
 from orch_protocol.core.errors import AgentDiedError
 
 EATER = """
@@ -83,7 +83,7 @@ async def test_a_kill_that_nobody_counted_is_no_want_of_memory(home: Path, tmp_p
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 7\n")
     async with AsyncOrchestrator(home=home) as o:
-        o.supervisor.workers.ooms = Ooms(counter)
+        o.supervisor.workers.ooms = OomDetector(counter)
         sleep = {"tool": "bash", "input": {"command": "kill -9 $PPID; sleep 60"}}
         count = {"tool": "bash", "input": {"command": f"echo oom_kill 8 > {counter}; kill -9 $PPID; sleep 60"}}
         agent = await o.spawn("work", backend=ScriptedBackend([sleep, count]), tools=["bash"])

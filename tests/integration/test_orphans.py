@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncOrchestrator
-from orch.supervisor.recovery.orphan_cleanup import end_leftovers, marked, run_token, stored_token
+from orch.supervisor.recovery.orphan_cleanup import kill_orphans, processes_with_token, run_token, stored_token
 
 SECONDS = 20.0
 STRAYS = 3
@@ -68,7 +68,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def ours(home: Path) -> set[int]:
     """Return the pids of what runs below the root of this test; what its commands start carries the mark, too."""
     token = stored_token(home / "runs" / "r")
-    return {pid for pid, env in marked() if env["ORCH_RUN"] == token}
+    return {pid for pid, env in processes_with_token() if env["ORCH_RUN"] == token}
 
 
 def fewer(home: Path, most: int, of: set[int] | None = None) -> None:
@@ -112,12 +112,12 @@ def test_only_processes_of_that_run_are_ended(tmp_path: Path) -> None:
     }
     started["none"] = subprocess.Popen(["sleep", "600"])
     try:
-        while not {started["mine"].pid, started["other"].pid} <= {pid for pid, _ in marked()}:
+        while not {started["mine"].pid, started["other"].pid} <= {pid for pid, _ in processes_with_token()}:
             time.sleep(0.001)  # they are becoming another program
-        assert end_leftovers(tmp_path) == 1
+        assert kill_orphans(tmp_path) == 1
         assert started["mine"].wait(SECONDS) == -signal.SIGKILL
         assert (started["other"].poll(), started["none"].poll()) == (None, None)
-        assert end_leftovers(tmp_path) == 0
+        assert kill_orphans(tmp_path) == 0
     finally:
         for process in started.values():
             process.kill()

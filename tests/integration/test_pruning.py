@@ -171,7 +171,7 @@ async def test_who_is_at_work_keeps_its_archives(world: Open, home: Path, folder
     busy, kept = await looked(o, folder, {"text": "slow", "sleep": 60})
     _, gone = await looked(o, folder)
     answer = busy.submit("work on")
-    await _until(lambda: o.supervisor.tree.nodes[busy.id].status == "busy")
+    await _until(lambda: o.supervisor.tree.agents[busy.id].status == "busy")
     pruned = await o.archives.prune(older=0)
     assert [row.id for row in pruned.archives] == [gone]
     assert pruned.busy == {

@@ -32,7 +32,7 @@ async def test_a_zygote_is_killed_as_an_agent_is_started_or_revived(home: Path, 
         else:
             agent = await o.spawn("say it", backend=ScriptedBackend(["said"]))
             os.kill(agent.pid or 0, signal.SIGKILL)
-            await until(lambda: o.supervisor.tree.nodes[agent.id].status == "died", 30)
+            await until(lambda: o.supervisor.tree.agents[agent.id].status == "died", 30)
             asking = agent.submit("go")
             linux.kill(forker._pidfd)
             assert (await asking).text == "said"

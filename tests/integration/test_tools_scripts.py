@@ -217,5 +217,5 @@ class TestAgents:
         spawned, refused = shown((await agent.state()).folder)
         child = next(row for row in await o.agents() if row.parent_id == agent.id)
         assert child.id in spawned
-        assert o.supervisor.tree.nodes[child.id].spec.tools == ("read_file",)
+        assert o.supervisor.tree.agents[child.id].spec.tools == ("read_file",)
         assert "grep_files" in refused

@@ -30,7 +30,7 @@ async def test_it_survives_kill_9_but_for_values(home: Path, tmp_path: Path) -> 
         assert "- file:pump.py (36 B; read_file, turn 1): class Pump: ... defines Pump, flow" in told
         assert "- value:total (int; 28 B; run_python, turn 1; from value:sizes): 6" in told
         await agent.workspace.pin("sizes")
-        gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{o.supervisor.tree.nodes[agent.id].incarnation}")
+        gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{o.supervisor.tree.agents[agent.id].incarnation}")
         assert agent.pid is not None
         os.kill(agent.pid, signal.SIGKILL)
         await gone

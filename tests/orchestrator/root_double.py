@@ -64,7 +64,7 @@ class World(AsyncOrchestrator):
 
     def status(self, agent: AsyncSubagent) -> str:
         """Return what the agent is now."""
-        return self.supervisor.tree.nodes[agent.id].status
+        return self.supervisor.tree.agents[agent.id].status
 
     async def scripted(self, *said: Any, items: Any = (), **options: Any) -> AsyncSubagent:
         """Spawn an agent that says `said` or `items`."""
@@ -77,7 +77,7 @@ async def opened(home: Path, **options: Any) -> AsyncIterator[World]:
     world = World(home, **options)
     async with world:
         yield world
-        folded, live = world.refolded().nodes, world.supervisor.tree.nodes
+        folded, live = world.refolded().agents, world.supervisor.tree.agents
         assert folded.by_id == live.by_id
         assert world.supervisor.waiters._topics == {}
         assert world.supervisor._turns._prompts.keys() == {node.pending.query_id for node in pending(world)}
@@ -85,7 +85,7 @@ async def opened(home: Path, **options: Any) -> AsyncIterator[World]:
 
 def pending(world: World) -> list[Any]:
     """Return the agents with a query under way."""
-    return list(world.supervisor.tree.nodes.pending.values())
+    return list(world.supervisor.tree.agents.pending.values())
 
 
 def fill(log: AppendLog) -> Callable[[], None]:

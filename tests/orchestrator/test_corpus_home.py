@@ -106,7 +106,7 @@ async def test_program_run_opens_and_continues(home: Path) -> None:
         with pytest.raises(SessionDeletedError):
             await (await o.get("killed")).query("hello?")
         assert (await o.budget.show()).budget.max_cost_usd == 50.0
-        writer = o.supervisor.tree.nodes[(await o.get("writer")).id].spec
+        writer = o.supervisor.tree.agents[(await o.get("writer")).id].spec
         assert (writer.limits.max_cost_usd, set(writer.active) & {"bash", "write_file"}) == (2.0, set())
 
 

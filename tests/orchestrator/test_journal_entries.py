@@ -8,8 +8,8 @@ from typing import get_args
 
 import msgspec
 
-from orch.tree.agents.state import Nodes
-from orch.tree.journal.entries import Entry, decoded
+from orch.tree.agents.state import TreeState
+from orch.tree.journal.entries import Entry, decode_entry
 from orch.tree.journal.journal import HEADER, read_entries
 from orch_worker.session.log.append_log import AppendLog
 
@@ -20,7 +20,7 @@ LINES = (Path(__file__).resolve().parents[1] / "corpus" / "journal_entries.jsonl
 def test_each_old_tag_is_read_with_all_fields() -> None:
     """An entry has the same fields as its line, whatever its type is called now."""
     for line in LINES:
-        entry, fields = decoded(line), json.loads(line)
+        entry, fields = decode_entry(line), json.loads(line)
         assert entry is not None, fields["type"]
         del fields["type"]
         written = json.loads(msgspec.json.encode(entry))
@@ -30,13 +30,13 @@ def test_each_old_tag_is_read_with_all_fields() -> None:
 
 def test_old_lines_have_every_entry_type() -> None:
     """No entry type is missing in the file of old lines."""
-    assert {type(decoded(line)) for line in LINES} == set(get_args(Entry))
+    assert {type(decode_entry(line)) for line in LINES} == set(get_args(Entry))
 
 
 def test_old_snapshot_equals_the_entries_before_it() -> None:
     """The snapshots at the end of the file make the same agents as the entries before them."""
-    entries = [entry for line in LINES if (entry := decoded(line)) is not None]
-    folded, restored = Nodes(entries[:-3]), Nodes(entries[-3:])
+    entries = [entry for line in LINES if (entry := decode_entry(line)) is not None]
+    folded, restored = TreeState(entries[:-3]), TreeState(entries[-3:])
     assert list(restored) == list(folded)
     assert restored.names == folded.names
 

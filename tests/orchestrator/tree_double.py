@@ -6,19 +6,19 @@ from typing import Any
 
 from orch.tree.journal.entries import Entry
 from orch.tree.journal.events import (
-    Ask,
     Event,
-    Finish,
-    Gone,
+    FinishQuery,
     Instruction,
     Launch,
     Notify,
-    Relaunch,
+    ProcessExited,
+    RestartWorker,
     Send,
     Signal,
     Spawn,
+    StartQuery,
     Timer,
-    WorkerUp,
+    WorkerBooted,
 )
 from orch.tree.tree import Tree
 from orch_protocol.agent.config import SubagentsConfig
@@ -78,25 +78,27 @@ class Forest:
 
     def up(self, id: str) -> None:
         """Let the agent's process become ready."""
-        incarnation = self.tree.nodes[id].incarnation
-        self.handle(WorkerUp(id, incarnation, pid=100 + incarnation))
+        incarnation = self.tree.agents[id].incarnation
+        self.handle(WorkerBooted(id, incarnation, pid=100 + incarnation))
 
     def ask(self, id: str, query_id: str = "q", **fields: Any) -> Any:
         """Put a query to the agent."""
-        return self.handle(Ask(id, query_id, "do it", **fields))
+        return self.handle(StartQuery(id, query_id, "do it", **fields))
 
     def finish(self, id: str, query_id: str = "q", *, error: str | None = None, taken_by: str | None = None) -> None:
         """Let the agent answer."""
         reply = None if error else Reply(id, query_id, "done", usage=Usage(10, 5, cost_usd=0.5))
-        self.handle(Finish(id, query_id, reply, ErrorInfo("BackendError", error) if error else None, taken_by=taken_by))
+        self.handle(
+            FinishQuery(id, query_id, reply, ErrorInfo("BackendError", error) if error else None, taken_by=taken_by)
+        )
 
     def gone(self, id: str, code: int | None = -9, **fields: Any) -> None:
         """Let the agent's process end."""
-        self.handle(Gone(id, self.tree.nodes[id].incarnation, code, **fields))
+        self.handle(ProcessExited(id, self.tree.agents[id].incarnation, code, **fields))
 
     def back(self, id: str, **fields: Any) -> None:
         """Let the pause before the agent's next process be over."""
-        self.handle(Relaunch(id, self.tree.nodes[id].incarnation, **fields))
+        self.handle(RestartWorker(id, self.tree.agents[id].incarnation, **fields))
 
     def told(self, kind: type[Instruction]) -> list[Any]:
         """Return the last instructions of one kind."""
@@ -104,7 +106,19 @@ class Forest:
 
     def status(self, id: str) -> str:
         """Return an agent's status."""
-        return self.tree.nodes[id].status
+        return self.tree.agents[id].status
 
 
-__all__ = ["Ask", "Finish", "Forest", "Gone", "Launch", "Notify", "Send", "Signal", "Spawn", "Timer", "WorkerUp"]
+__all__ = [
+    "FinishQuery",
+    "Forest",
+    "Launch",
+    "Notify",
+    "ProcessExited",
+    "Send",
+    "Signal",
+    "Spawn",
+    "StartQuery",
+    "Timer",
+    "WorkerBooted",
+]

@@ -104,7 +104,7 @@ async def test_of_two_changes_at_once_none_is_lost(server: ModelServer, folder: 
         await agent.query(ask)
         first = (await agent.session.tree()).leaf
         await asyncio.gather(agent.set_model(RESPONSES), agent.set_thinking("high"))
-        backend = root.supervisor.tree.nodes[agent.id].spec.backend
+        backend = root.supervisor.tree.agents[agent.id].spec.backend
         assert (backend.model, backend.thinking) == ("gpt-6-luna", "high")
         await agent.query(ask)
         assert asked(server) == {"model": "gpt-6-luna", "reasoning": {"effort": "high"}}

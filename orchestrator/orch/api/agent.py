@@ -39,7 +39,7 @@ from .resources.agent_queue import AsyncAgentQueue
 from .resources.agent_workspace import AsyncAgentWorkspace
 
 if TYPE_CHECKING:
-    from ..tree.agents.state import Node
+    from ..tree.agents.state import AgentRecord
     from .orchestrator import AsyncOrchestrator
     from .structured_output import Returned
 
@@ -303,8 +303,8 @@ class AsyncSubagent:
         return changed.thinking or level
 
     @property
-    def _node(self) -> Node:
-        return self._orchestrator._supervisor_of_process.tree.nodes[
+    def _node(self) -> AgentRecord:
+        return self._orchestrator._supervisor_of_process.tree.agents[
             self.id
         ]  # name and pid are readable from any thread
 

@@ -54,14 +54,14 @@ from ..policy.root_hooks import HookRegistrar, RootHooks
 from ..processes import default_launcher
 from ..processes.base import Launcher
 from ..processes.descriptors import require_room
-from ..processes.router import Deliver, Router, Switchboard
+from ..processes.router import Deliver, Router, Transport
 from ..resources.extensions import templates_for
 from ..resources.prompt_templates import InMemory, PromptTemplate, TemplateProvider
 from ..services import call, fitting, serve_worker
 from ..services.archives.recall import found
 from ..services.resources.hooks import attend
-from ..services.sessions.deletion import finish
-from ..supervisor.recovery.orphan_cleanup import end_leftovers, run_token, sweep_runs
+from ..services.sessions.deletion import finish_deletions
+from ..supervisor.recovery.orphan_cleanup import kill_orphans, run_token, sweep_runs
 from ..supervisor.supervisor import Supervisor
 from ..supervisor.watchers import Observer, Watchers
 from ..tree.journal.journal import JOURNAL, Journal
@@ -146,7 +146,7 @@ class AsyncOrchestrator(HookRegistrar):
         approve: Approver | None = None,
         policy: PolicyFunction | None = None,
         launcher: Callable[[str, Path], Launcher] | None = None,
-        connect: Callable[[Path, Path, Deliver], Switchboard] | None = None,
+        connect: Callable[[Path, Path, Deliver], Transport] | None = None,
     ) -> None:
         if sys.platform == "win32":
             raise UnsupportedPlatformError("orch starts processes with fork and Unix sockets: on Windows, use WSL")
@@ -211,7 +211,7 @@ class AsyncOrchestrator(HookRegistrar):
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.callback(FolderLock.acquire(folder).release)
             if self._named:
-                end_leftovers(folder)
+                kill_orphans(folder)
             shutil.rmtree(folder / "spool", ignore_errors=True)  # a root that was killed could not
             logs, spool = paths.private_dir(folder / "logs"), paths.private_dir(folder / "spool")
             stack.callback(shutil.rmtree, spool, ignore_errors=True)
@@ -247,7 +247,7 @@ class AsyncOrchestrator(HookRegistrar):
             stack.push_async_callback(supervisor.close)
             supervisor.start()
             with contextlib.suppress(StoreError):  # a full disk keeps nobody from opening it
-                await finish(supervisor)
+                await finish_deletions(supervisor)
             self._supervisor, self._opened, self._closing = supervisor, stack.pop_all(), None
         return self
 

@@ -190,7 +190,7 @@ class AsyncSessions:
         root = self._orchestrator.supervisor
         if isinstance(session, os.PathLike) or (isinstance(session, str) and os.sep in session):
             folder = await root.disk.do(stored.session_folder, os.fspath(session))
-            node = root.tree.nodes.get(folder.name)
+            node = root.tree.agents.get(folder.name)
             return folder if node is None or Path(node.spec.folder) != folder else node.spec.id
         try:
             return (await self._row(str(session))).id

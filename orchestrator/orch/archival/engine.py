@@ -28,7 +28,7 @@ from orch_worker.session.transcript import NAME
 from orch_worker.session.visible_messages import Item
 
 from ..config.archival_profiles import rules_of
-from ..tree.agents.agent_record import refusal
+from ..tree.agents.agent_record import archive_deleted_error
 from .adapters import format_named
 from .conversation_items import ConversationItem, ItemReader
 from .fold import Archiving
@@ -344,7 +344,7 @@ def _find_archive(shelves: OpenArchives, id: str) -> ArchiveRecord:
     shelves.catch_up()
     record = shelves.ledger.find(id)
     if record.deleted:
-        raise refusal(record.id, record.deleted)
+        raise archive_deleted_error(record.id, record.deleted)
     return record
 
 

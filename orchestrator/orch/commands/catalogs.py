@@ -40,7 +40,7 @@ async def catalog_of(here: Here) -> CommandCatalog:
     made = merged([template_row(each) for each in templates], replace(brought, notes=(*brought.notes, *notes)))
     offers, id = here.root.offers, here.id
     if offers.digests.get(id, made.digest) != made.digest:
-        here.root.handle(events.CatalogChanged(id, made.digest))
+        here.root.handle(events.RecordCatalog(id, made.digest))
     offers.digests[id] = made.digest
     return made
 

@@ -17,7 +17,7 @@ from .user_actions import done
 
 if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
-    from ..tree.agents.state import Node
+    from ..tree.agents.state import AgentRecord
 
 __all__ = ["catalog", "execute"]
 
@@ -25,12 +25,12 @@ EXTENSION_SECONDS: Final = 600.0
 """So long is a command of an extension waited for at most; its own deadline is its process's to keep."""
 
 
-async def catalog(root: Supervisor, node: Node) -> CommandCatalog:
+async def catalog(root: Supervisor, node: AgentRecord) -> CommandCatalog:
     """Return all that can be executed in the session of `node`."""
     return await catalog_of(Here(root, node, {}, catalog_of))
 
 
-async def execute(root: Supervisor, node: Node, typed: str, *, shows: bool = False) -> Executed:
+async def execute(root: Supervisor, node: AgentRecord, typed: str, *, shows: bool = False) -> Executed:
     """Execute what was `typed` in the session of `node`, and return what came of it; with `shows` nobody typed it.
 
     Raises ConfigError for what is no command, is not known, or is written otherwise; and what the command raises.
@@ -44,7 +44,7 @@ async def execute(root: Supervisor, node: Node, typed: str, *, shows: bool = Fal
         raise ConfigError(f"/{line.name}: {failure}") from failure
 
 
-async def _said(root: Supervisor, node: Node, line: Line, *, shows: bool) -> Said:
+async def _said(root: Supervisor, node: AgentRecord, line: Line, *, shows: bool) -> Said:
     if not shows and (built_in := BY_NAME.get(line.name) or BY_NAME.get(line.name.lower())) is not None:
         here = Here(root, node, bind(line.name, built_in.row.arguments, line.text), catalog_of)
         return await built_in.run(here)

@@ -19,7 +19,7 @@ from ..services import call
 
 if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
-    from ..tree.agents.state import Node
+    from ..tree.agents.state import AgentRecord
 
 __all__ = ["Command", "Here", "Said", "command", "flag", "given", "option", "rest"]
 
@@ -34,7 +34,7 @@ class Here:
     def __init__(
         self,
         root: Supervisor,
-        node: Node,
+        node: AgentRecord,
         said: dict[str, str],
         look_up: Callable[[Here], Awaitable[CommandCatalog]],
     ) -> None:

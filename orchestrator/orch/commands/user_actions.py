@@ -13,7 +13,7 @@ from orch_protocol.wire.worker_messages import Nothing
 from orch_worker.agent.user_actions import ENTRY, ran
 
 from ..services.agents.processes import answered, roused
-from ..tree.agents.state import Node
+from ..tree.agents.state import AgentRecord
 from .parse import SHELL
 from .registry import Here, Said, command, flag, rest
 
@@ -28,7 +28,7 @@ GRACE_SECONDS: Final = 15.0
 """What a process may take beyond the deadline that its tools have."""
 
 
-async def done(root: Supervisor, node: Node, deed: Deed, seconds: float | None = None) -> Did:
+async def done(root: Supervisor, node: AgentRecord, deed: Deed, seconds: float | None = None) -> Did:
     """Let the agent's process do `deed`, which is started for it if it had none, and return what came of it.
 
     When this is cancelled the deed ends. Raises AgentDiedError when that process does not live to tell,

@@ -29,9 +29,15 @@ from ..config import config, paths
 from ..config.models import keys_in
 from ..config.version import DISTRIBUTION
 from ..policy import sandbox as sandboxing
-from ..processes.environment import withheld
+from ..processes.environment import withheld_variables
 from ..render import terminal
-from ..supervisor.recovery.orphan_cleanup import end_leftovers, marked, stored_token, sweep_runs, unnamed_runs
+from ..supervisor.recovery.orphan_cleanup import (
+    kill_orphans,
+    processes_with_token,
+    stored_token,
+    sweep_runs,
+    unnamed_runs,
+)
 
 __all__ = ["CHECKS", "Finding", "clean_up", "findings", "run_check"]
 MODULES: Final = ("msgspec", "multiprocess", "structlog", "tenacity", "zmq")
@@ -151,7 +157,7 @@ def environment() -> Finding:
     """Which variables of this shell the daemon and workers do not get, by name."""
     passed = config.load(None, os.environ).config.environment.pass_
     hidden = {*SHELL_ONLY, *models.load(paths.home()).credentials, SEARCH_KEY}
-    names = [name for name in withheld(os.environ, passed) if name not in hidden]
+    names = [name for name in withheld_variables(os.environ, passed) if name not in hidden]
     if not names:
         return Finding("ok", "nothing is withheld from workers")
     return Finding("ok", f"not passed to workers: {' '.join(names)} (environment.pass adds some)")
@@ -239,7 +245,7 @@ def clean_up() -> Finding:
     for folder in _at_work():
         with contextlib.suppress(LockedError):  # its root is there
             lock = FolderLock.acquire(folder)
-            ended += end_leftovers(folder)
+            ended += kill_orphans(folder)
             lock.release()
     said = [f"removed {', '.join(str(folder) for folder, _ in swept)}"] if swept else []
     if swept or ended:
@@ -252,7 +258,7 @@ def _at_work() -> dict[Path, list[int]]:
     found: dict[Path, list[int]] = {}
     runs = paths.runs_dir(paths.home()).glob("*")
     folders = {token: folder for folder in runs if (token := stored_token(folder))}
-    for pid, env in marked():
+    for pid, env in processes_with_token():
         if folder := folders.get(env["ORCH_RUN"]):
             found.setdefault(folder, []).append(pid)
     return found

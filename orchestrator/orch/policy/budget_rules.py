@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct
 from orch_protocol.core.budget import KINDS, Budget, BudgetChange, limit_of
 from orch_protocol.core.errors import ConfigError
 
-from ..tree.agents.state import Node
+from ..tree.agents.state import AgentRecord
 
 __all__ = [
     "LOW_SHARE",
@@ -45,7 +45,7 @@ class BudgetAccount(Struct, frozen=True):
     """One budget of one kind: `owner` None is the root's. `held` is what is put aside."""
 
     kind: str
-    owner: Node | None
+    owner: AgentRecord | None
     limit: float
     spent: float
     held: float

@@ -32,8 +32,15 @@ from orch_protocol.core.errors import BudgetExceededError, ProtocolError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Usage
 
-from ..tree.agents.state import Node, Nodes
-from ..tree.journal.entries import Answered, Entry, LetGo, PutAside, RootBudgeted, Spent
+from ..tree.agents.state import AgentRecord, TreeState
+from ..tree.journal.entries import (
+    BudgetReleased,
+    BudgetReserved,
+    Entry,
+    QueryFinished,
+    RootBudgetChanged,
+    UsageRecorded,
+)
 from .budget_rules import (
     LOW_SHARE,
     BudgetAccount,
@@ -76,7 +83,7 @@ NO_TURN: Final = _TurnSpending()
 class BudgetLedger:
     """The budgets of the agents in `nodes`, and what is `configured` for all of them together. `clock` is the time."""
 
-    def __init__(self, nodes: Nodes, configured: Budget, clock: Callable[[], float]) -> None:
+    def __init__(self, nodes: TreeState, configured: Budget, clock: Callable[[], float]) -> None:
         self._nodes = nodes
         self._clock = clock
         self.configured = budget_in(configured)
@@ -106,11 +113,11 @@ class BudgetLedger:
             budget = msgspec.structs.replace(budget, **still)
         return budget
 
-    def change(self, change: BudgetChange) -> RootBudgeted | None:
+    def change(self, change: BudgetChange) -> RootBudgetChanged | None:
         """Return what is to be on record when the budget of all is to be `change`d."""
         if not change.limits():
             return None
-        return RootBudgeted(at=self._clock(), change=change, configured=self.configured)
+        return RootBudgetChanged(at=self._clock(), change=change, configured=self.configured)
 
     def kinds_for(self, id: str | None) -> tuple[str, ...]:
         """Return of what the agent may not use as much as it likes; None is an agent without parent that is to be."""
@@ -118,7 +125,7 @@ class BudgetLedger:
         bounded = {kind for budget in budgets for kind, limit in LIMITS if getattr(budget, limit) is not None}
         return tuple(kind for kind in KINDS if kind in bounded) if bounded else ()
 
-    def spent(self, owner: Node | None) -> Amounts:
+    def spent(self, owner: AgentRecord | None) -> Amounts:
         """Return all that the agent and those below it have used, None: all agents."""
         used = sum(map(self._unrecorded, self._at_work(owner)), amounts_of(self._recorded(owner)))
         worked = self._nodes.worked if owner is None else owner.worked
@@ -160,18 +167,18 @@ class BudgetLedger:
             self._turns[id] = _TurnSpending(query_id)
         return reserved
 
-    def put_aside(self, id: str, hold: str) -> PutAside | None:
+    def put_aside(self, id: str, hold: str) -> BudgetReserved | None:
         """Return what is to be on record of what was just reserved; None of what is beside turns."""
         held = self._holds[id][hold]
         if held.query_id is None:
             return None
-        return PutAside(at=self._clock(), id=id, query_id=held.query_id, hold=hold, least=held.least)
+        return BudgetReserved(at=self._clock(), id=id, query_id=held.query_id, hold=hold, least=held.least)
 
     def take_back(self, id: str, hold: str) -> None:
         """Let what was reserved not have been."""
         self._holds[id].pop(hold, None)
 
-    def settle(self, id: str, hold: str, used: Amounts) -> LetGo | None:
+    def settle(self, id: str, hold: str, used: Amounts) -> BudgetReleased | None:
         """Let go what was put aside; what a turn used counts as used. Beside turns that is on record already.
 
         Returns what is to be on record.
@@ -183,7 +190,11 @@ class BudgetLedger:
             self._turns[id] = _TurnSpending(
                 turn.query_id, turn.spent + used, turn.responses + (not calls), turn.calls + calls
             )
-        return LetGo(at=self._clock(), id=id, hold=hold) if held is not None and held.query_id is not None else None
+        return (
+            BudgetReleased(at=self._clock(), id=id, hold=hold)
+            if held is not None and held.query_id is not None
+            else None
+        )
 
     def charged(self, entries: list[Entry]) -> list[Entry]:
         """Return `entries`, and behind those of queries that ended with their processes what these had begun and could
@@ -191,10 +202,12 @@ class BudgetLedger:
         if not self._holds:
             return entries
         ended = [
-            each for each in entries if isinstance(each, Answered) and each.error and each.error.type in WITH_PROCESS
+            each
+            for each in entries
+            if isinstance(each, QueryFinished) and each.error and each.error.type in WITH_PROCESS
         ]
         lost = [(each, usage) for each in ended if (usage := self._lost(each)) is not None]
-        return [*entries, *(Spent(at=each.at, id=each.id, usage=usage) for each, usage in lost)]
+        return [*entries, *(UsageRecorded(at=each.at, id=each.id, usage=usage) for each, usage in lost)]
 
     def low(self, id: str) -> str:
         """Return what the agent is to be told of budgets that it is bound by and that are nearly used up."""
@@ -230,7 +243,7 @@ class BudgetLedger:
         )
         return None if tightest is None else (tightest.left, exhausted_message(tightest))
 
-    def _accounts(self, user: Node | None, kind: str, asker: str | None = None) -> Iterator[BudgetAccount]:
+    def _accounts(self, user: AgentRecord | None, kind: str, asker: str | None = None) -> Iterator[BudgetAccount]:
         """Yield the accounts that bind `user`, None: an agent without parent. `asker` is about to ask it."""
         limit = limit_of(kind)
         for node in self._charged(user, asker):
@@ -239,7 +252,7 @@ class BudgetLedger:
         if (most := getattr(self.of_all, limit)) is not None:
             yield self._account(None, kind, most)
 
-    def _charged(self, user: Node | None, asker: str | None = None) -> Iterator[Node]:
+    def _charged(self, user: AgentRecord | None, asker: str | None = None) -> Iterator[AgentRecord]:
         """Yield the agents that are charged for what `user` uses, each once. `asker` is about to ask it."""
         if user is None:
             return
@@ -247,7 +260,7 @@ class BudgetLedger:
         payers = self._nodes.payers(asker, user.spec.id) if asker is not None else user.payers
         yield from (node for node in map(self._nodes.get, payers) if node is not None)
 
-    def _account(self, owner: Node | None, kind: str, limit: float) -> BudgetAccount:
+    def _account(self, owner: AgentRecord | None, kind: str, limit: float) -> BudgetAccount:
         if kind == "seconds":
             worked = self._nodes.worked if owner is None else owner.worked
             return BudgetAccount(kind, owner, limit, worked.seconds(self._clock()), 0.0)
@@ -259,18 +272,18 @@ class BudgetLedger:
         more = sum(getattr(self._unrecorded(node), kind) for node in at_work)
         return BudgetAccount(kind, owner, limit, getattr(spent, kind) + more, held)
 
-    def _recorded(self, owner: Node | None) -> Usage:
+    def _recorded(self, owner: AgentRecord | None) -> Usage:
         """Return what the agent, those below it and peers for it, None: all, have used in turns that are over."""
         return self._nodes.usage if owner is None else self._nodes.tree_usage(owner.spec.id) + owner.peer_usage
 
-    def _processes(self, owner: Node | None) -> int:
+    def _processes(self, owner: AgentRecord | None) -> int:
         """Return how many processes were started; those of holders are what asking an archive takes, and bounded so."""
         if owner is None:
             return self._nodes.processes
         own = sum(node.incarnation for node in self._nodes.subtree(owner.spec.id) if not node.is_holder)
         return own + owner.peer_processes
 
-    def _at_work(self, owner: Node | None) -> list[Node]:
+    def _at_work(self, owner: AgentRecord | None) -> list[AgentRecord]:
         """Return the agents that may hold or have used something that the owner is charged for."""
         nodes = [self._nodes[id] for id in {*self._holds, *self._turns}]
         return nodes if owner is None else [node for node in nodes if owner in self._charged(node)]
@@ -282,22 +295,22 @@ class BudgetLedger:
         for id in [id for id in self._holds if not any(self._held(self._nodes[id]))]:
             del self._holds[id]
 
-    def _others(self, asker: Node, account: BudgetAccount) -> bool:
+    def _others(self, asker: AgentRecord, account: BudgetAccount) -> bool:
         """Whether others are at work on the same budget. Those above the asker, and its payers, wait for it."""
         above = {node.spec.id for node in self._charged(asker)}
         return any(node.spec.id not in above and self._is_counted(node) for node in self._at_work(account.owner))
 
-    def _is_counted(self, node: Node) -> bool:
+    def _is_counted(self, node: AgentRecord) -> bool:
         """Whether the agent is in a turn of which something is counted."""
         return node.pending is not None and self._turn(node.spec.id).query_id == node.pending.query_id
 
     def _turn(self, id: str) -> _TurnSpending:
         return self._turns.get(id, NO_TURN)
 
-    def _unrecorded(self, node: Node) -> Amounts:
+    def _unrecorded(self, node: AgentRecord) -> Amounts:
         return self._turn(node.spec.id).spent if self._is_counted(node) else NOTHING
 
-    def _lost(self, ended: Answered) -> Usage | None:
+    def _lost(self, ended: QueryFinished) -> Usage | None:
         """Return the least that was begun in a turn and is neither settled nor on record; None for nothing."""
         turn = self._turn(ended.id)
         holds = [each for each in self._holds.get(ended.id, {}).values() if each.query_id == ended.query_id]
@@ -321,7 +334,7 @@ class BudgetLedger:
             else None
         )
 
-    def _held(self, node: Node) -> Iterator[_Reservation]:
+    def _held(self, node: AgentRecord) -> Iterator[_Reservation]:
         return (hold for hold in self._holds.get(node.spec.id, {}).values() if _is_held(node, hold))
 
 
@@ -329,7 +342,7 @@ def _is_call(least: Amounts) -> bool:
     return bool(least.tool_calls or least.tool_seconds)
 
 
-def _is_held(node: Node, hold: _Reservation) -> bool:
+def _is_held(node: AgentRecord, hold: _Reservation) -> bool:
     if hold.query_id is None:
         return node.running and node.incarnation == hold.incarnation
     return node.pending is not None and node.pending.query_id == hold.query_id

@@ -25,7 +25,7 @@ from orch_protocol.core.errors import BackendError, ConfigError, CredentialsErro
 from orch_worker.backends.models import Models
 from orch_worker.system.secrets import SEARCH_KEY
 
-from ..tree.agents.state import Node, Nodes
+from ..tree.agents.state import AgentRecord, TreeState
 from ..tree.journal.entries import CredentialsRecord
 
 __all__ = [
@@ -121,7 +121,7 @@ _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 class Credentials(Protocol):
     """Which variables models are reached with."""
 
-    nodes: Nodes
+    nodes: TreeState
     """The agents of the root, set before anything else is asked."""
 
     def values(self, id: str | None) -> Mapping[str, str] | None:
@@ -133,38 +133,38 @@ class Credentials(Protocol):
     def record(self, id: str | None = None) -> CredentialsRecord | None:
         """Return what to put on record for an agent that the current caller makes, or a copy of the agent `id`."""
 
-    def missing(self, node: Node) -> str:
+    def missing(self, node: AgentRecord) -> str:
         """Return the names of the variables that the agent waits for, "" when it can work."""
 
-    def version(self, node: Node) -> str:
+    def version(self, node: AgentRecord) -> str:
         """Return what changes when the agent's credentials do."""
 
-    def admit(self, node: Node) -> CredentialsRecord | None:
+    def admit(self, node: AgentRecord) -> CredentialsRecord | None:
         """Check that a query can be put to the agent, and tell the caller when its own variables are not used.
 
         Returns what is to be on record from now on, None for no change. Raises CredentialsError.
         """
 
-    def replacement(self, node: Node) -> CredentialsRecord:
+    def replacement(self, node: AgentRecord) -> CredentialsRecord:
         """Return the record of the agent with what the current caller offers. Raises ConfigError."""
 
-    def same(self, one: Node, other: Node) -> bool:
+    def same(self, one: AgentRecord, other: AgentRecord) -> bool:
         """Whether `other` has credentials of its own, and for the provider of `one` the same ones as `one`."""
 
     def address(self, provider: str, id: str) -> str:
         """Return the address of the provider's server for the agent `id`, "" where it has none of its own."""
 
-    def hint(self, node: Node, error: BackendError) -> str:
+    def hint(self, node: AgentRecord, error: BackendError) -> str:
         """Return advice where the provider refused the agent's key and the caller has another one, else ""."""
 
-    def source(self, node: Node) -> str:
+    def source(self, node: AgentRecord) -> str:
         """Return where the agent's credentials are from, for people. Never a value."""
 
 
 class ProgramCredentials:
     """Those of a program: its environment holds for all of its agents."""
 
-    nodes: Nodes
+    nodes: TreeState
 
     def values(self, id: str | None) -> Mapping[str, str] | None:  # noqa: ARG002
         return None
@@ -172,28 +172,28 @@ class ProgramCredentials:
     def record(self, id: str | None = None) -> CredentialsRecord | None:  # noqa: ARG002
         return None
 
-    def missing(self, node: Node) -> str:  # noqa: ARG002
+    def missing(self, node: AgentRecord) -> str:  # noqa: ARG002
         return ""
 
-    def version(self, node: Node) -> str:  # noqa: ARG002
+    def version(self, node: AgentRecord) -> str:  # noqa: ARG002
         return ""
 
-    def admit(self, node: Node) -> CredentialsRecord | None:  # noqa: ARG002
+    def admit(self, node: AgentRecord) -> CredentialsRecord | None:  # noqa: ARG002
         return None
 
-    def replacement(self, node: Node) -> CredentialsRecord:  # noqa: ARG002
+    def replacement(self, node: AgentRecord) -> CredentialsRecord:  # noqa: ARG002
         raise ConfigError("agents of a program use the program's environment: pass env= or keys= to Orchestrator")
 
-    def same(self, one: Node, other: Node) -> bool:  # noqa: ARG002
+    def same(self, one: AgentRecord, other: AgentRecord) -> bool:  # noqa: ARG002
         return False
 
     def address(self, provider: str, id: str) -> str:  # noqa: ARG002
         return ""
 
-    def hint(self, node: Node, error: BackendError) -> str:  # noqa: ARG002
+    def hint(self, node: AgentRecord, error: BackendError) -> str:  # noqa: ARG002
         return ""
 
-    def source(self, node: Node) -> str:  # noqa: ARG002
+    def source(self, node: AgentRecord) -> str:  # noqa: ARG002
         return "the program's environment"
 
 
@@ -203,7 +203,7 @@ class CallerCredentials:
     `salt` is that of fingerprints. Every secret that is offered is added to `secrets`, which logs leave out.
     """
 
-    nodes: Nodes
+    nodes: TreeState
 
     def __init__(self, known: Models, salt: bytes, secrets: MutableSet[str] | None = None) -> None:
         self._known = known
@@ -257,7 +257,7 @@ class CallerCredentials:
         marks = self._effective()
         return CredentialsRecord(marks, self._source_now(marks)) if marks else None
 
-    def missing(self, node: Node) -> str:
+    def missing(self, node: AgentRecord) -> str:
         """Return the names of the variables that the agent waits for, "" when it can work."""
         group = self._groups.get(node.spec.backend.provider)
         if group is None:
@@ -267,12 +267,12 @@ class CallerCredentials:
             return "" if mark in self._sets else " or ".join(group.keys or group.secrets)
         return " or ".join(group.keys) if group.required else ""
 
-    def version(self, node: Node) -> str:
+    def version(self, node: AgentRecord) -> str:
         """Return what changes when the agent's credentials do."""
         record = self._recorded(node.spec.id)
         return " ".join(sorted(record.fingerprints.values())) if record is not None else ""
 
-    def admit(self, node: Node) -> CredentialsRecord | None:
+    def admit(self, node: AgentRecord) -> CredentialsRecord | None:
         """Check that a query can be put to the agent, and tell the caller when its own variables are not used.
 
         Returns what is to be on record from now on, None for no change. Raises CredentialsError.
@@ -298,7 +298,7 @@ class CallerCredentials:
             )
         return None
 
-    def replacement(self, node: Node) -> CredentialsRecord:
+    def replacement(self, node: AgentRecord) -> CredentialsRecord:
         """Return the record of the agent with what the current caller offers. Raises ConfigError."""
         caller, group = _caller.get(), self._groups.get(node.spec.backend.provider)
         offered = caller.offered if caller is not None else {}
@@ -314,7 +314,7 @@ class CallerCredentials:
         about = self._known.providers.get(provider)
         return about.address(self.values(id)) if about is not None else ""
 
-    def hint(self, node: Node, error: BackendError) -> str:
+    def hint(self, node: AgentRecord, error: BackendError) -> str:
         """Return advice where the provider refused the agent's key and the caller has another one, else ""."""
         caller, group = _caller.get(), self._groups.get(node.spec.backend.provider)
         if caller is None or group is None or not any(text in str(error) for text in REFUSAL_TEXTS):
@@ -330,7 +330,7 @@ class CallerCredentials:
             "the agent (--all: to every agent with the same credentials)"
         )
 
-    def source(self, node: Node) -> str:
+    def source(self, node: AgentRecord) -> str:
         """Return where the agent's credentials are from, for people. Never a value."""
         record = self._recorded(node.spec.id)
         if record is None:
@@ -339,7 +339,7 @@ class CallerCredentials:
         names = sorted(name for part in known.values() for name in part)
         return f"{' '.join(names) or 'not offered since the daemon started'} (from {record.source})"
 
-    def same(self, one: Node, other: Node) -> bool:
+    def same(self, one: AgentRecord, other: AgentRecord) -> bool:
         """Whether `other` has credentials of its own, and for the provider of `one` the same ones as `one`."""
         group = self._groups.get(one.spec.backend.provider)
         if other.credentials is None or group is None:
@@ -351,7 +351,7 @@ class CallerCredentials:
         """Return the record of the agent, or of the nearest one above it."""
         return next((node.credentials for node in self.nodes.chain(id) if node.credentials is not None), None)
 
-    def _mark(self, node: Node, group: VariableGroup) -> str:
+    def _mark(self, node: AgentRecord, group: VariableGroup) -> str:
         """Return the fingerprint by which the agent's variables of the group are known, "" for none.
 
         An agent without any on record uses the daemon's own.
@@ -368,7 +368,7 @@ class CallerCredentials:
         }
         return offered | {name: mark for name, mark in own.items() if not offered.get(name, "").startswith(KEY_PREFIX)}
 
-    def _merged(self, node: Node) -> CredentialsRecord:
+    def _merged(self, node: AgentRecord) -> CredentialsRecord:
         caller, record = _caller.get(), self._recorded(node.spec.id)
         before = record.fingerprints if record is not None else {}
         marks = before | (caller.offered if caller is not None else {})

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from orch_protocol.core.ids import new_id
 
-from ..tree.agents.state import Nodes
+from ..tree.agents.state import TreeState
 
 __all__ = ["RateLimiter"]
 
@@ -44,7 +44,7 @@ class _RateLimitedModel(Struct):
 class RateLimiter:
     """The crowded lanes, by name: `provider:model`. Times are seconds on whatever clock `now` is."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: TreeState) -> None:
         self._nodes = nodes
         self._lanes: dict[str, _RateLimitedModel] = {}
 

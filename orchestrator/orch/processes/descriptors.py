@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from orch_protocol.core.errors import ConcurrencyLimitError, LaunchError
 
-__all__ = ["held", "hold", "release", "require_room"]
+__all__ = ["is_registered", "register", "release", "require_room"]
 
 EACH: Final = 4
 """What an agent takes that is being launched: two ends of its birth pipe, its pidfd, its connection."""
@@ -27,7 +27,7 @@ _held: set[int | socket.socket] = set()
 _registered = False
 
 
-def hold(descriptor: Descriptor) -> Descriptor:
+def register(descriptor: Descriptor) -> Descriptor:
     """Keep `descriptor` for this process alone and return it. Nothing but `release` closes it."""
     global _registered
     if not _registered:
@@ -37,7 +37,7 @@ def hold(descriptor: Descriptor) -> Descriptor:
     return descriptor
 
 
-def held(descriptor: int | socket.socket) -> bool:
+def is_registered(descriptor: int | socket.socket) -> bool:
     """Whether `descriptor` is held, hence open and ours."""
     return descriptor in _held
 

@@ -20,7 +20,7 @@ import orch_worker
 from orch_protocol.core.errors import LaunchError, UnsupportedPlatformError
 from orch_worker.system.secrets import WITHHELD, holds_secret
 
-__all__ = ["allowed", "check_platform", "clean_environment", "command", "withheld", "worker_environment"]
+__all__ = ["check_platform", "clean_environment", "command", "is_allowed", "withheld_variables", "worker_environment"]
 
 RUN_VARIABLE: Final = "ORCH_RUN"
 INTERACTIVE: Final = frozenset({"PYTHONINSPECT", "PYTHONSTARTUP"})
@@ -40,7 +40,7 @@ SETTINGS: Final = "ORCH_"
 """Settings of orch. None of them is a secret, though `ORCH_ENVIRONMENT__PASS` looks like one."""
 
 
-def allowed(name: str, value: str, passed: Iterable[str] = ()) -> bool:
+def is_allowed(name: str, value: str, passed: Iterable[str] = ()) -> bool:
     """Return whether processes of orch get the variable. `passed` are names and globs that extend `ALLOWED`.
 
     A name that looks like a secret needs to be in `passed`.
@@ -54,13 +54,13 @@ def allowed(name: str, value: str, passed: Iterable[str] = ()) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in ALLOWED)
 
 
-def withheld(environ: Mapping[str, str], passed: Iterable[str] = ()) -> list[str]:
+def withheld_variables(environ: Mapping[str, str], passed: Iterable[str] = ()) -> list[str]:
     """Return the names in `environ` that processes of orch do not get, sorted.
 
     This includes names that were withheld from this process itself.
     """
     passed = tuple(passed)
-    here = {name for name, value in environ.items() if name != WITHHELD and not allowed(name, value, passed)}
+    here = {name for name, value in environ.items() if name != WITHHELD and not is_allowed(name, value, passed)}
     earlier = {name for name in environ.get(WITHHELD, "").split() if name not in environ}
     return sorted(here | earlier)
 
@@ -90,10 +90,10 @@ def clean_environment(
     """
     environ = os.environ if environ is None else environ
     passed = tuple(passed)
-    kept = {name: value for name, value in environ.items() if allowed(name, value, passed)}
+    kept = {name: value for name, value in environ.items() if is_allowed(name, value, passed)}
     path = [*_package_roots(), *(os.path.abspath(part) for part in environ.get("PYTHONPATH", "").split(":") if part)]
     kept.pop("PYTHONPATH", None)
-    names = [name for name in withheld(environ, passed) if name.isidentifier()]
+    names = [name for name in withheld_variables(environ, passed) if name.isidentifier()]
     return (
         kept
         | ({"PYTHONPATH": ":".join(path)} if path else {})

@@ -19,11 +19,11 @@ from orch_worker.sandbox.launcher_client import missing
 from orch_worker.system import linux
 
 from .base import LaunchRequest
-from .descriptors import held, hold, release
+from .descriptors import is_registered, register, release
 from .environment import check_platform, command, worker_environment
 from .worker_logs import open_log, trim
 
-__all__ = ["Child", "Children", "ExecLauncher", "birth_pipe"]
+__all__ = ["ChildProcess", "ChildProcesses", "ExecLauncher", "birth_pipe"]
 
 
 # --- A worker's process as the root holds it ---
@@ -43,7 +43,7 @@ def birth_pipe(birth: Birth) -> tuple[int, int]:
         reader, writer = os.pipe()
     except (ValueError, OSError) as error:
         raise LaunchError(f"no birth pipe for the worker: {error}") from error
-    hold(reader), hold(writer)
+    register(reader), register(writer)
     os.set_blocking(writer, False)
     try:
         written = os.write(writer, data)
@@ -56,7 +56,7 @@ def birth_pipe(birth: Birth) -> tuple[int, int]:
     return reader, writer
 
 
-class Child:
+class ChildProcess:
     """A started worker (a `WorkerProcess`). Owns `pidfd` and `lifeline` until the worker is gone.
 
     `reaper` tells the exit code once the process has ended; without one the code is expected by `report`.
@@ -69,7 +69,7 @@ class Child:
         self.pid = pid
         self.log = log
         self.ended: asyncio.Future[int | None] = self._loop.create_future()
-        self._pidfd = hold(pidfd)
+        self._pidfd = register(pidfd)
         self._lifeline = lifeline
         self._reaper = reaper
         self._patience: asyncio.TimerHandle | None = None
@@ -77,7 +77,7 @@ class Child:
 
     def is_running(self) -> bool:
         """Return whether the process has not ended. Its pid may be reused before `ended` resolves."""
-        if not held(self._pidfd):
+        if not is_registered(self._pidfd):
             return False
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
@@ -95,7 +95,7 @@ class Child:
         """Take `code` as the exit code of the process, which is gone."""
         if self._patience is not None:
             self._patience.cancel()
-        if held(self._pidfd):
+        if is_registered(self._pidfd):
             self._loop.remove_reader(self._pidfd)
             release(self._pidfd)
             release(self._lifeline)
@@ -108,7 +108,7 @@ class Child:
 
         Returns a pidfd by which it can be buried once its parent has ended, -1 where it has been.
         """
-        grave = hold(os.dup(self._pidfd)) if held(self._pidfd) else -1
+        grave = register(os.dup(self._pidfd)) if is_registered(self._pidfd) else -1
         self._reaper = linux.reap
         self.kill()
         if self._patience is not None and not self.ended.done():
@@ -116,7 +116,7 @@ class Child:
         return grave
 
     def _signal(self, number: signal.Signals) -> None:
-        if held(self._pidfd):
+        if is_registered(self._pidfd):
             linux.kill(self._pidfd, number)
 
     def _gone(self) -> None:
@@ -131,18 +131,18 @@ class Child:
         self.report(linux.exit_status(self._pidfd))
 
 
-class Children:
+class ChildProcesses:
     """The living workers of a launcher. Keeps their logs short; calls `on_end` after each end."""
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         self._on_end = on_end
-        self._alive: set[Child] = set()
+        self._alive: set[ChildProcess] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def __iter__(self) -> Iterator[Child]:
+    def __iter__(self) -> Iterator[ChildProcess]:
         return iter(tuple(self._alive))
 
-    def add(self, child: Child) -> None:
+    def add(self, child: ChildProcess) -> None:
         """Keep `child` until it has ended."""
         self._alive.add(child)
         child.ended.add_done_callback(lambda _: self._discard(child))
@@ -156,7 +156,7 @@ class Children:
         if self._alive:
             await asyncio.wait([child.ended for child in self], timeout=seconds)
 
-    def _discard(self, child: Child) -> None:
+    def _discard(self, child: ChildProcess) -> None:
         self._alive.discard(child)
         if not self._alive and self._timer is not None:
             self._timer.cancel()
@@ -173,7 +173,7 @@ STOP_SECONDS: Final = 5.0
 PIDFDS: Final = hasattr(os, "pidfd_open")
 
 
-class ExecChild(Child):
+class ExecProcess(ChildProcess):
     """A worker that is this process's own child: watched by its pidfd, or by a thread where there are none."""
 
     def __init__(self, process: subprocess.Popen[bytes], lifeline: int, log: str) -> None:
@@ -194,7 +194,7 @@ class ExecChild(Child):
 
 
 def _readable_at_end(process: subprocess.Popen[bytes]) -> int:
-    reader, writer = map(hold, os.pipe())
+    reader, writer = map(register, os.pipe())
 
     def wait() -> None:
         process.wait()
@@ -215,7 +215,7 @@ class ExecLauncher:
         self._run_id = run_id
         self._folder = folder
         self._entry = entry
-        self._children = Children(lambda: None)
+        self._children = ChildProcesses(lambda: None)
         self._stopped = False
 
     async def start(self) -> None:
@@ -231,13 +231,13 @@ class ExecLauncher:
         """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
         return missing()
 
-    async def launch(self, request: LaunchRequest) -> Child:
+    async def launch(self, request: LaunchRequest) -> ChildProcess:
         """Return the worker, whose interpreter has only begun to start. Raises LaunchError."""
         if self._stopped:
             raise LaunchError("the launcher was stopped")
         reader, lifeline = birth_pipe(request.birth)
         try:
-            child = ExecChild(self._start(request, reader), lifeline, request.log)
+            child = ExecProcess(self._start(request, reader), lifeline, request.log)
         except OSError as error:
             release(lifeline)
             raise LaunchError(f"agent {request.agent_id}: no process could be started: {error}") from error

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Ooms"]
+__all__ = ["OomDetector"]
 
 GROUPS: Final = Path("/sys/fs/cgroup")
 SYSTEM: Final = Path("/proc/vmstat")
 COUNT: Final = "oom_kill "
 
 
-class Ooms:
+class OomDetector:
     """What the kernel has ended for want of memory since `look` was called last, and nobody claimed. `path` is the file
     that counts; None looks for it."""
 

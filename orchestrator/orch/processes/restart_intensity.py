@@ -6,10 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Intensity"]
+__all__ = ["RestartIntensity"]
 
 
-class Intensity:
+class RestartIntensity:
     """At most `most` restarts in any `seconds` of `clock` (monotonic)."""
 
     def __init__(self, most: int = 3, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -22,20 +22,20 @@ from msgspec import Struct
 from orch_protocol.core.errors import ErrorInfo, ProtocolError
 from orch_protocol.wire.frames import VERSION, Channel
 from orch_protocol.wire.worker_messages import Hello
-from orch_worker.transport.reliable_channel import Courier
+from orch_worker.transport.reliable_channel import ReliableChannel
 from orch_worker.transport.zmq_asyncio import MAX_FRAME, NOBLOCK, Drain
 
-__all__ = ["Deliver", "Peer", "PeerTable", "Router", "Switchboard"]
+__all__ = ["ConnectionTable", "Deliver", "Router", "Transport", "WorkerConnection"]
 
-Deliver = Callable[["Peer", str, str, Struct], None]
+Deliver = Callable[["WorkerConnection", str, str, Struct], None]
 """Called with the peer, the frame's kind and id, and its body."""
 
 
-class Peer:
+class WorkerConnection:
     """The root's end of the line to one incarnation of one agent; bodies too large for it pass through `spool`."""
 
     def __init__(
-        self, agent_id: str, incarnation: int, ident: bytes, token: bytes, spool: Path, courier: Courier
+        self, agent_id: str, incarnation: int, ident: bytes, token: bytes, spool: Path, courier: ReliableChannel
     ) -> None:
         self.agent_id = agent_id
         self.incarnation = incarnation
@@ -53,7 +53,7 @@ class Peer:
         self.courier.send(kind, body, id, reliable=reliable)
 
 
-class PeerTable:
+class ConnectionTable:
     """Expected workers by routing identity; decides which frames to believe. `counters` counts what was not.
 
     Bodies too large for the socket pass through a folder for each worker in `spool`.
@@ -64,27 +64,27 @@ class PeerTable:
         self.spool = spool
         self._transmit = transmit
         self._deliver = deliver
-        self._peers: dict[bytes, Peer] = {}
+        self._peers: dict[bytes, WorkerConnection] = {}
 
-    def expect(self, agent_id: str, incarnation: int, ident: bytes, token: bytes) -> Peer:
+    def expect(self, agent_id: str, incarnation: int, ident: bytes, token: bytes) -> WorkerConnection:
         """Return the peer for a worker about to start."""
 
         def transmit(data: bytes) -> None:
             self._transmit(ident, data)
 
         spool = self.spool / ident.decode()
-        courier = Courier(Channel(incarnation, spool), transmit)
-        peer = self._peers[ident] = Peer(agent_id, incarnation, ident, token, spool, courier)
+        courier = ReliableChannel(Channel(incarnation, spool), transmit)
+        peer = self._peers[ident] = WorkerConnection(agent_id, incarnation, ident, token, spool, courier)
         return peer
 
-    def confirm(self, peer: Peer, pid: int) -> None:
+    def confirm(self, peer: WorkerConnection, pid: int) -> None:
         """The launcher knows the worker's pid: believe it from now on, and hear what it said already."""
         peer.pid = pid
         if peer.parked is not None:
             (data, sender), peer.parked = peer.parked, None
             self.accept(peer.ident, data, sender)
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: WorkerConnection) -> None:
         """The worker is gone, and with it whatever it was sent, or sent, and nobody has fetched."""
         peer.courier.close()
         shutil.rmtree(peer.spool, ignore_errors=True)
@@ -133,15 +133,15 @@ class PeerTable:
             self.counters["bad_frame"] += 1
         self._deliver(peer, frame.kind, frame.id, body)
 
-    def _is_it(self, peer: Peer, hello: Hello) -> bool:
+    def _is_it(self, peer: WorkerConnection, hello: Hello) -> bool:
         return hmac.compare_digest(hello.token, peer.token) and hello.version == VERSION and hello.pid == peer.pid
 
 
-class Switchboard(Protocol):
+class Transport(Protocol):
     """What a supervisor needs of a socket, and what a test's in-memory one provides."""
 
     address: str
-    peers: PeerTable
+    peers: ConnectionTable
 
     def close(self) -> None:
         """Stop listening."""
@@ -165,7 +165,7 @@ class Router:
             socket.setsockopt(option, value)
         path.unlink(missing_ok=True)
         socket.bind(self.address)
-        self.peers = PeerTable(spool, self._send, deliver)
+        self.peers = ConnectionTable(spool, self._send, deliver)
         self._uid = os.getuid()
         self._drain = Drain(socket, self._receive, keep=False)
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 from orch_protocol.agent.spec import AgentSpec
 
-__all__ = ["Holds"]
+__all__ = ["SessionHolds"]
 
 
-class Holds:
+class SessionHolds:
     """Who is held, on the running event loop. Whoever works on folders takes `turn` first: one at a time."""
 
     def __init__(self) -> None:

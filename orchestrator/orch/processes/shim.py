@@ -14,7 +14,7 @@ from typing import Final
 from orch_protocol.core.errors import LaunchError
 from orch_worker.system import linux
 
-from .descriptors import held, hold, release
+from .descriptors import is_registered, register, release
 from .environment import command, worker_environment
 from .worker_logs import open_log, tail, trim
 
@@ -46,9 +46,9 @@ class Shim:
         except OSError as error:
             raise LaunchError(f"cannot write to {log}: {error.strerror}") from error
         self._log_start = os.fstat(output).st_size
-        self._control, theirs = map(hold, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        self._control, theirs = map(register, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         # The pidfd of this very process: no pid that could name another one later.
-        root = hold(os.pidfd_open(os.getpid()))
+        root = register(os.pidfd_open(os.getpid()))
         try:
             self._process = subprocess.Popen(
                 command("shim", str(theirs.fileno()), str(root)),
@@ -59,7 +59,7 @@ class Shim:
                 pass_fds=(theirs.fileno(), root),
                 process_group=0,
             )
-            self._pidfd = hold(os.pidfd_open(self._process.pid))
+            self._pidfd = register(os.pidfd_open(self._process.pid))
         except OSError as error:
             release(self._control)
             raise LaunchError(f"the shim process could not be started: {error}") from error
@@ -83,7 +83,7 @@ class Shim:
 
     async def stop(self, seconds: float) -> None:
         """End everything below it and then itself; after `seconds` without mercy."""
-        if not held(self._pidfd):
+        if not is_registered(self._pidfd):
             return
         gone: asyncio.Future[None] = self._loop.create_future()
 
@@ -110,11 +110,11 @@ class Shim:
 
     def _sweep_now(self) -> None:
         self._sweep = None
-        if held(self._control):
+        if is_registered(self._control):
             self._send(b"sweep")
 
     def _read(self) -> None:
-        while held(self._control):
+        while is_registered(self._control):
             try:
                 packet, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:

@@ -16,13 +16,13 @@ from orch_protocol.agent.spec import Birth
 from orch_protocol.core.ids import new_id, new_token
 from orch_protocol.wire.worker_messages import Nothing
 
-from ..tree.agents.state import Node, Nodes
+from ..tree.agents.state import AgentRecord, TreeState
 from ..tree.rules.exit_reasons import STUCK
 from .base import Launcher, LaunchRequest, WorkerProcess
 from .descriptors import require_room
-from .oom_detector import Ooms
-from .router import Peer, Switchboard
-from .session_holds import Holds
+from .oom_detector import OomDetector
+from .router import Transport, WorkerConnection
+from .session_holds import SessionHolds
 from .worker_logs import tail
 
 __all__ = ["Workers"]
@@ -31,7 +31,7 @@ END_SECONDS = 2.0
 LAST_WORDS_SECONDS = 1.0
 
 
-class End(NamedTuple):
+class WorkerExit(NamedTuple):
     """How a process ended: its exit code and why, as far as they are known; whether its time was over, and what shows
     that there was not enough memory for it."""
 
@@ -51,13 +51,13 @@ class Workers:
 
     def __init__(
         self,
-        nodes: Nodes,
+        nodes: TreeState,
         launcher: Launcher,
-        board: Switchboard,
+        board: Transport,
         *,
         logs: Path,
         keys: Callable[[str], dict[str, str]],
-        holds: Holds,
+        holds: SessionHolds,
         on_failed: Callable[[str, int, str, bool], object],
         on_ended: Callable[[str, int], object],
     ) -> None:
@@ -71,13 +71,13 @@ class Workers:
         self._holds = holds
         self._on_failed = on_failed
         self._on_ended = on_ended
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, WorkerConnection] = {}
         self._launches: dict[str, asyncio.Task[WorkerProcess]] = {}
         self._causes: dict[str, str] = {}
         self._stuck: set[str] = set()
         self._late: set[str] = set()
         self._killed: set[str] = set()
-        self.ooms = Ooms()
+        self.ooms = OomDetector()
         self._closed = False
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class Workers:
         """Raise ConcurrencyLimitError unless there are descriptors for one more."""
         require_room(1 + sum(not peer.trusted for peer in self._peers.values()))
 
-    def launch(self, node: Node) -> None:
+    def launch(self, node: AgentRecord) -> None:
         """Make a process for the agent."""
         id, incarnation = node.spec.id, node.incarnation
         self._late.discard(id)
@@ -126,7 +126,7 @@ class Workers:
         launching = self._launches[id] = asyncio.get_running_loop().create_task(self._launch(node, request))
         launching.add_done_callback(partial(self._launched, peer))
 
-    def peer(self, id: str) -> Peer | None:
+    def peer(self, id: str) -> WorkerConnection | None:
         """Return the line to the agent's process, if it is up."""
         peer = self._peers.get(id)
         return peer if peer is not None and peer.trusted else None
@@ -188,7 +188,7 @@ class Workers:
         """Whether the agent's process is over, and not buried yet."""
         return self.processes[id][1].ended.done()
 
-    def bury(self, id: str, incarnation: int) -> End | None:
+    def bury(self, id: str, incarnation: int) -> WorkerExit | None:
         """Forget a process that has ended; return how, None when that was done before."""
         held, process = self.processes.get(id, (0, None))
         if process is None or held != incarnation:
@@ -205,13 +205,13 @@ class Workers:
         self._killed.discard(id)
         late = id in self._late
         self._late.discard(id)
-        return End(code, detail, late, oom)
+        return WorkerExit(code, detail, late, oom)
 
-    async def _launch(self, node: Node, request: LaunchRequest) -> WorkerProcess:
+    async def _launch(self, node: AgentRecord, request: LaunchRequest) -> WorkerProcess:
         await self._holds.over(node.spec)
         return await self.launcher.launch(request)
 
-    def _launched(self, peer: Peer, launching: asyncio.Task[WorkerProcess]) -> None:
+    def _launched(self, peer: WorkerConnection, launching: asyncio.Task[WorkerProcess]) -> None:
         id, incarnation = peer.agent_id, peer.incarnation
         del self._launches[id]
         failure = "there was no process in time" if launching.cancelled() else launching.exception()

@@ -29,14 +29,14 @@ from orch_worker.system.linux import bury, exit_status, kill
 
 from ..tree.journal.events import BOOT_SECONDS
 from .base import LaunchRequest
-from .descriptors import held, hold, release
+from .descriptors import is_registered, register, release
 from .environment import check_platform, command
-from .exec import Child, Children, birth_pipe
-from .restart_intensity import Intensity
+from .exec import ChildProcess, ChildProcesses, birth_pipe
+from .restart_intensity import RestartIntensity
 from .shim import Shim
 from .worker_logs import tail
 
-__all__ = ["Forker", "ZygoteLauncher"]
+__all__ = ["ZygoteClient", "ZygoteLauncher"]
 
 
 # --- The root's end of one zygote ---
@@ -47,14 +47,14 @@ SEND_BUFFER: Final = 1 << 20
 PACKET_BYTES: Final = 1 << 16
 
 
-class Forker:
+class ZygoteClient:
     """A zygote of `template`, booting from the moment this exists. `failure` says why it is gone, once it is.
 
     Forks can be asked for at once; they wait in its socket until it is warm. When it ends, so do all its workers.
     """
 
     def __init__(
-        self, template: Template, shim: Shim, children: Children, *, entry: str, boot_timeout: float, log: Path
+        self, template: Template, shim: Shim, children: ChildProcesses, *, entry: str, boot_timeout: float, log: Path
     ) -> None:
         self._template = template
         self.failure: str | None = None
@@ -64,15 +64,15 @@ class Forker:
         self._log_start = log.stat().st_size if log.exists() else 0
         self._slots = asyncio.Semaphore(IN_FLIGHT)
         self._req = 0
-        self._waiting: dict[int, tuple[asyncio.Future[Child], int, LaunchRequest]] = {}
-        self._alive: dict[int, Child] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[ChildProcess], int, LaunchRequest]] = {}
+        self._alive: dict[int, ChildProcess] = {}
         self._pidfd = -1
         self._graves: list[int] = []
-        self._control, theirs = map(hold, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        self._control, theirs = map(register, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self._control.setblocking(False)
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        lifeline, self._lifeline = map(hold, os.pipe())
-        root = hold(os.pidfd_open(os.getpid()))
+        lifeline, self._lifeline = map(register, os.pipe())
+        root = register(os.pidfd_open(os.getpid()))
         shim.start(
             command("zygote", template, entry, str(log.parent)), [theirs.fileno(), lifeline, root], self._started
         )
@@ -83,7 +83,7 @@ class Forker:
             boot_timeout, self.fail, f"the {template} zygote was not ready within {boot_timeout:g} s"
         )
 
-    async def fork(self, request: LaunchRequest) -> Child:
+    async def fork(self, request: LaunchRequest) -> ChildProcess:
         """Return a new worker. Raises LaunchError. When cancelled, the worker ends as soon as it exists."""
         async with self._slots:
             if self.failure is not None:
@@ -91,7 +91,7 @@ class Forker:
             reader, lifeline = birth_pipe(request.birth)
             self._req += 1
             req = self._req
-            future: asyncio.Future[Child] = self._loop.create_future()
+            future: asyncio.Future[ChildProcess] = self._loop.create_future()
             fork = Fork(
                 req,
                 request.agent_id,
@@ -145,11 +145,11 @@ class Forker:
             kill(pidfd)
             os.close(pidfd)
         else:
-            self._pidfd = hold(pidfd)
+            self._pidfd = register(pidfd)
             self._loop.add_reader(pidfd, self._read_the_last)
 
     def _read(self) -> None:
-        while held(self._control):
+        while is_registered(self._control):
             try:
                 packet, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
@@ -174,7 +174,7 @@ class Forker:
                 if not descriptors:
                     self._refuse(future, lifeline, "this process has no descriptor left (see `ulimit -n`)")
                     return
-                child = self._alive[req] = Child(pid, descriptors[0], lifeline, request.log)
+                child = self._alive[req] = ChildProcess(pid, descriptors[0], lifeline, request.log)
                 self._children.add(child)
                 if future.done():
                     child.kill()
@@ -206,7 +206,7 @@ class Forker:
                 release(pidfd)
         self._graves, self._pidfd = [], -1
 
-    def _refuse(self, future: asyncio.Future[Child], lifeline: int, reason: str) -> None:
+    def _refuse(self, future: asyncio.Future[ChildProcess], lifeline: int, reason: str) -> None:
         release(lifeline)
         if not future.done():
             future.set_exception(LaunchError(reason))
@@ -248,10 +248,10 @@ class ZygoteLauncher:
         self._log = folder / LOG_NAME
         self._boot_timeout = boot_timeout
         self._entry = entry
-        self._intensity = Intensity(clock=clock)
-        self._children = Children(self._sweep)
+        self._intensity = RestartIntensity(clock=clock)
+        self._children = ChildProcesses(self._sweep)
         self._shim: Shim | None = None
-        self._forkers: dict[Template, Forker] = {}
+        self._forkers: dict[Template, ZygoteClient] = {}
         self._stopped = False
 
     async def start(self) -> None:
@@ -269,7 +269,7 @@ class ZygoteLauncher:
         """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
         return missing()
 
-    async def launch(self, request: LaunchRequest) -> Child:
+    async def launch(self, request: LaunchRequest) -> ChildProcess:
         """Return the forked worker. Raises LaunchError, at the latest after `boot_timeout` seconds."""
         try:
             async with asyncio.timeout(self._boot_timeout):
@@ -293,7 +293,7 @@ class ZygoteLauncher:
         for forker in self._forkers.values():
             forker.bury()
 
-    def _forker(self, template: Template) -> Forker:
+    def _forker(self, template: Template) -> ZygoteClient:
         forker = self._forkers.get(template)
         if forker is not None and forker.failure is None:
             return forker
@@ -307,7 +307,7 @@ class ZygoteLauncher:
         try:
             if self._shim is None:
                 self._shim = Shim(self._run_id, self._log, self._shim_ended, self.environment)
-            forker = Forker(
+            forker = ZygoteClient(
                 template,
                 self._shim,
                 self._children,

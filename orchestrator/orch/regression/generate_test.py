@@ -37,7 +37,7 @@ from orch_worker.session.session import Session, UnknownEntry
 
 from ..sessions.export import TELLING
 from ..sessions.formats.conversation import Found, Kept, Told, path_of
-from ..tree.agents.agent_record import emptied
+from ..tree.agents.agent_record import redacted_message
 
 __all__ = ["Retold", "differences", "plain", "source_of", "story_of", "with_requests"]
 
@@ -295,7 +295,7 @@ def _history(entries: Sequence[Told]) -> tuple[Message, ...]:
     gone = {entry.id: entry.deleted for entry in entries if isinstance(entry, MessageEntry) and entry.deleted}
     for item in session.view.items:
         # What an archive that was deleted left in its place is told as it stands.
-        if (when := gone.get(item.last)) and item.message == emptied(item.message, when):
+        if (when := gone.get(item.last)) and item.message == redacted_message(item.message, when):
             raise ConfigError(f"what was said before it was deleted on {when[:10]}: that cannot be told again")
     return session.messages
 

@@ -98,7 +98,7 @@ class _Stage:
             config=Config(), home=home, env={}, approve=self._approve, **fake_world(launcher)
         ) as o:
             id = new_id()
-            o.supervisor.handle(events.Adopt(self._spec(id, home, o.supervisor.sessions / id, folder)))
+            o.supervisor.handle(events.AddAgent(self._spec(id, home, o.supervisor.sessions / id, folder)))
             agent = await o.get(id)
             for number, turn in enumerate(self._story["turns"]):
                 await asyncio.to_thread(self._note, home, number)

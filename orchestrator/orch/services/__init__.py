@@ -189,7 +189,7 @@ async def serve_worker(root: Supervisor, caller: str, request: RootCall) -> msgs
     """
     if request.service not in SERVICES:
         raise ProtocolError(f"no service {request.service!r}; there are {', '.join(HANDLERS)}")
-    check_grant(root.tree.nodes[caller].spec, request.service)
+    check_grant(root.tree.agents[caller].spec, request.service)
     try:
         params = msgspec.msgpack.decode(request.payload, type=SERVICES[request.service][0])
     except DECODE_ERRORS as error:
@@ -203,7 +203,7 @@ def check_command(root: Supervisor, caller: str, service: str) -> None:
     It may ask for what the agent's tools ask for. What a worker asks for by itself, such as to settle what a request
     cost, is not a command's, and neither is what people ask for.
     """
-    spec = root.tree.nodes[caller].spec
+    spec = root.tree.agents[caller].spec
     if service not in GRANTS:
         raise ToolNotGrantedError(
             f"{service!r} is for users, and this command was started by agent {spec.name!r} ({caller}). {ELSEWHERE}"

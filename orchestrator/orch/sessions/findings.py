@@ -29,8 +29,8 @@ from ..archival.store.index import NAME as INDEX
 from ..archival.store.index import index_fault, set_aside
 from ..archival.store.session_archives import SessionArchives
 from ..config import paths
-from ..tree.agents.state import Node, Nodes
-from ..tree.journal.entries import decoded
+from ..tree.agents.state import AgentRecord, TreeState
+from ..tree.journal.entries import decode_entry
 from ..tree.journal.journal import HEADER
 from .formats.conversation import DECODE_ERRORS, fitting
 
@@ -231,7 +231,7 @@ def examine(home: Path, sessions: Path | None = None) -> Iterator[Finding]:
     for path in sorted({home, *home.rglob("*"), *(path for each in folders for path in (each, *each.rglob("*")))}):
         if not path.is_symlink() and path.exists() and stat.S_IMODE(path.stat().st_mode) & MODE:
             yield Finding(str(path), "open", "other users may read it", "chmod go-rwx, or --repair")
-    known: dict[str, Node] = {}
+    known: dict[str, AgentRecord] = {}
     for path in sorted(paths.runs_dir(home).glob(f"*/{JOURNAL}")):
         yield from in_lines(path, HEADER)
         known |= _acknowledged(path)
@@ -246,10 +246,12 @@ def examine(home: Path, sessions: Path | None = None) -> Iterator[Finding]:
         yield from in_index(path)
 
 
-def _acknowledged(journal: Path) -> dict[str, Node]:
+def _acknowledged(journal: Path) -> dict[str, AgentRecord]:
     """Return the agents of a run of whose transcripts the journal knows a line, by id."""
     try:
-        nodes = Nodes(entry for line in objects(journal, header=HEADER) if (entry := decoded(line)) is not None)
+        nodes = TreeState(
+            entry for line in objects(journal, header=HEADER) if (entry := decode_entry(line)) is not None
+        )
     except (OrchError, *DECODE_ERRORS):
         return {}  # that it cannot be read is found already
     return {node.spec.id: node for node in nodes if node.transcript is not None}

@@ -25,7 +25,7 @@ from orch_worker.session.log_reader import digest, read_spans
 from orch_worker.session.transcript import NAME
 
 from ..config.paths import private_dir
-from ..tree.agents.state import head_of, iso
+from ..tree.agents.state import head_of, iso_time
 from .formats.conversation import SHAPE_ERRORS, Found, Kept, Told
 
 __all__ = ["has_messages", "plant", "task_of", "write_entries"]
@@ -60,7 +60,7 @@ def plant(folder: Path, agent: str, cwd: str, found: Found, source: Path) -> Non
     """
     private_dir(folder)
     try:
-        now = iso(time.time())
+        now = iso_time(time.time())
         header = SessionHeader(id=new_id(), timestamp=now, cwd=cwd, agent=agent, parent_session=str(source))
         log, _ = AppendLog.open(folder / NAME, header=_encoded(header))
         try:

@@ -22,7 +22,7 @@ from orch_worker.session.log.lock import FolderLock
 from orch_worker.session.transcript import NAME
 from orch_worker.system.files import cannot, sync_folder
 
-from ..tree.agents.state import iso
+from ..tree.agents.state import iso_time
 from .findings import SESSION_HEADER, in_archives, in_session
 from .formats.conversation import DECODE_ERRORS, Found, Reading
 from .formats.detect import read_file
@@ -131,4 +131,4 @@ def _header(source: Path, found: Found) -> SessionHeader:
     try:
         return msgspec.json.decode(load(source, header=SESSION_HEADER, take=lambda _: None).header, type=SessionHeader)
     except (OrchError, *DECODE_ERRORS):
-        return SessionHeader(id=new_id(), timestamp=iso(time.time()), cwd=found.cwd)
+        return SessionHeader(id=new_id(), timestamp=iso_time(time.time()), cwd=found.cwd)

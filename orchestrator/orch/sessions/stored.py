@@ -16,7 +16,7 @@ from orch_protocol.session.tree import Edit, Relabel, SessionShown
 from orch_worker.session.session_index import BEGINNING, Outline, read_outline
 from orch_worker.session.transcript import NAME, Transcript, read_lines
 
-from ..tree.agents.state import iso
+from ..tree.agents.state import iso_time
 from .copy_session import copy_conversation
 from .export import TELLING
 
@@ -168,6 +168,6 @@ def _stored(folder: Path) -> StoredSession | None:
         cwd=header.cwd,
         parent_session=header.parent_session,
         created=header.timestamp,
-        modified=iso(stat.st_mtime),
+        modified=iso_time(stat.st_mtime),
         bytes=stat.st_size,
     )

@@ -13,7 +13,7 @@ from orch_protocol.core.errors import StoreError
 from ..tree.journal.entries import Entry
 from ..tree.journal.journal import Journal
 
-__all__ = ["Disk"]
+__all__ = ["DiskWriter"]
 
 GROUP_SYNC_SECONDS = 0.05
 THREADS = 4
@@ -21,7 +21,7 @@ THREADS = 4
 T = TypeVar("T")
 
 
-class Disk:
+class DiskWriter:
     """Brings `journal` to the disk soon after it was written to, and does other slow work on files.
 
     Its threads are its own: functions of the user's program, which may block for ever, cannot take them up. Nor does

@@ -14,13 +14,13 @@ from orch_worker.session.log.lock import FolderLock, file_system
 
 from ..config import paths
 
-__all__ = ["MEMORY", "Fleeting"]
+__all__ = ["MEMORY", "EphemeralSessions"]
 
 MEMORY: Final = Path("/dev/shm")
 KINDS: Final = frozenset({"tmpfs", "ramfs"})
 
 
-class Fleeting:
+class EphemeralSessions:
     """The folders of the sessions of one root that are not to be kept. None is made before it is needed.
 
     One root that was killed leaves its own behind; the next that needs some removes them.

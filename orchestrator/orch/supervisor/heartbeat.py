@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from ..tree.agents.state import Node
+from ..tree.agents.state import AgentRecord
 from .query_deadlines import CHECK_SECONDS
 
-__all__ = ["GRACE_SECONDS", "Pulses"]
+__all__ = ["GRACE_SECONDS", "Heartbeats"]
 
 GRACE_SECONDS = 30.0
 """What may pass without a word beyond the time that a tool may take: one that lets nobody else run is not more."""
 
 
-class Pulses:
+class Heartbeats:
     """When each agent's process was heard, on the clock of the running event loop. `ask` is called with an agent's id
     to let its process say something."""
 
@@ -38,7 +38,7 @@ class Pulses:
         late = self._now() - self._looked - CHECK_SECONDS
         return late if late > CHECK_SECONDS else 0.0
 
-    def look(self, busy: Iterable[Node]) -> list[Node]:
+    def look(self, busy: Iterable[AgentRecord]) -> list[AgentRecord]:
         """Ask the processes of the agents that are `busy`; return those that have been silent for too long."""
         now, slept = self._now(), self.slept()
         self._looked = now

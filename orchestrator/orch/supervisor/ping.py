@@ -8,7 +8,7 @@ from itertools import count
 from orch_protocol.core.errors import ErrorInfo, error_from
 from orch_protocol.wire.worker_messages import Ping
 
-from ..processes.router import Peer
+from ..processes.router import WorkerConnection
 from .waiters import expire
 
 __all__ = ["Pings"]
@@ -25,7 +25,7 @@ class Pings:
         self._pongs: dict[str, tuple[asyncio.Future[None], float]] = {}
         self._check: asyncio.TimerHandle | None = None
 
-    async def ping(self, peer: Peer, payload: bytes, seconds: float) -> None:
+    async def ping(self, peer: WorkerConnection, payload: bytes, seconds: float) -> None:
         """Wait until `peer` has answered, at most `seconds`. Raises TimeoutError."""
         id = str(next(self._ids))
         pong: asyncio.Future[None] = self._loop.create_future()

@@ -18,7 +18,7 @@ from orch_worker.tools.api.base import ToolContext
 if TYPE_CHECKING:
     from ..resources.skill_discovery import Shelves
 
-__all__ = ["Projects"]
+__all__ = ["ProjectFacts"]
 
 MOST: Final = 16
 SETTLED_NS: Final = 100_000_000
@@ -29,18 +29,18 @@ Mark = tuple[int, int, int] | None
 Key = tuple[str, ContextConfig]
 
 
-class Known(Struct, frozen=True):
+class CachedFacts(Struct, frozen=True):
     """What was found, and how everything was marked that was looked at for it: as long as that is so, it holds."""
 
     seen: Surveyed
     marks: Mapping[Path, Mark]
 
 
-class Projects:
+class ProjectFacts:
     """The folders that were looked at last."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, Known] = {}
+        self._known: dict[Key, CachedFacts] = {}
         self._looking: dict[Key, asyncio.Future[Surveyed]] = {}
         self._shelves: Shelves | None = None
 
@@ -74,20 +74,20 @@ class Projects:
 # In a thread.
 
 
-def _still(known: Known | None, folder: str, rules: ContextConfig) -> Known:
+def _still(known: CachedFacts | None, folder: str, rules: ContextConfig) -> CachedFacts:
     """Return what is `known`, if that is still so, and else what is found."""
     if known is not None and all(_mark(path) == mark for path, mark in known.marks.items()):
         return known
     return _found(folder, rules)
 
 
-def _found(folder: str, rules: ContextConfig) -> Known:
+def _found(folder: str, rules: ContextConfig) -> CachedFacts:
     """Look, and return what holds for longer than this moment; without marks it does not."""
     marks: dict[Path, Mark] = {}
     began, until = time.time_ns(), time.monotonic() + WALK_SECONDS
     seen = survey(rules, ToolContext(Path(folder)), lambda path: marks.setdefault(path, _mark(path)))
     fresh = any(mark is not None and mark[0] > began - SETTLED_NS for mark in marks.values())
-    return Known(seen, {} if fresh or time.monotonic() > until else marks)
+    return CachedFacts(seen, {} if fresh or time.monotonic() > until else marks)
 
 
 def _mark(path: Path) -> Mark:

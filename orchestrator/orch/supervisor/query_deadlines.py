@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-__all__ = ["CHECK_SECONDS", "PATIENCE_SECONDS", "Turns"]
+__all__ = ["CHECK_SECONDS", "PATIENCE_SECONDS", "QueryDeadlines"]
 
 MARGIN_SECONDS = 2.0
 """How much earlier a turn ends than the one that waits for it, which has something to make of the answer."""
@@ -17,7 +17,7 @@ PATIENCE_SECONDS = GRACE_SECONDS + CHECK_SECONDS + 30.0
 """How much longer than a turn's limit to wait for its end, whatever that is."""
 
 
-class Turns:
+class QueryDeadlines:
     """By query id, on the clock of the running event loop."""
 
     def __init__(self) -> None:

@@ -16,13 +16,13 @@ from orch_protocol.wire.worker_messages import Happened
 from orch_worker.session.log.append_log import newest_sealed
 
 from ..tree.agents.state import head_of
-from ..tree.journal.entries import Answered, Ended, Entry, Kept, KeptRun, Spawned, decoded
+from ..tree.journal.entries import AgentSpawned, Entry, QueryFinished, RunSnapshot, Snapshot, WorkerExited, decode_entry
 from ..tree.journal.journal import Journal
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
 
-__all__ = ["RECORDED", "Happenings", "read_events"]
+__all__ = ["RECORDED", "RunEvents", "read_events"]
 
 RECORDED: Final = "recorded"
 """The topic of there being more in the journal."""
@@ -46,7 +46,7 @@ SAID: Final = frozenset(
 """What of an entry is told elsewhere in an event, or is not told because it is what somebody said."""
 
 
-class Happenings:
+class RunEvents:
     """Tells of the entries of `journal`: functions of the program of `root`, the process of a parent, who waits."""
 
     def __init__(self, root: Supervisor, journal: Journal) -> None:
@@ -61,17 +61,17 @@ class Happenings:
     def tell(self, entries: Iterable[Entry]) -> None:
         """Tell of `entries`, which have just become true."""
         for entry in entries:
-            if isinstance(entry, (Spawned, Answered)):
+            if isinstance(entry, (AgentSpawned, QueryFinished)):
                 self._tell(entry)
-            elif isinstance(entry, Ended):
+            elif isinstance(entry, WorkerExited):
                 self._root.hooks.ended(entry.id)
         self._root.waiters.tell(RECORDED)
 
-    def _tell(self, entry: Spawned | Answered) -> None:
-        node = self._root.tree.nodes.get(entry.spec.id if isinstance(entry, Spawned) else entry.id)
+    def _tell(self, entry: AgentSpawned | QueryFinished) -> None:
+        node = self._root.tree.agents.get(entry.spec.id if isinstance(entry, AgentSpawned) else entry.id)
         if node is None or node.is_holder:
             return
-        parent = self._root.tree.nodes.get(node.spec.parent_id)
+        parent = self._root.tree.agents.get(node.spec.parent_id)
         above = parent is not None and bool(parent.spec.hooks.load)
         if not above and not self._root.hooks.listens("subagent_spawned", "subagent_finished"):
             return
@@ -86,8 +86,8 @@ class Happenings:
                 self._root.workers.send(parent.spec.id, "happened", body)
 
 
-def _event(entry: Spawned | Answered, name: str, preset: str) -> Event:
-    if isinstance(entry, Spawned):
+def _event(entry: AgentSpawned | QueryFinished, name: str, preset: str) -> Event:
+    if isinstance(entry, AgentSpawned):
         return SubagentSpawned(
             at=entry.at, child=entry.spec.id, name=name, preset=preset, task=head_of(entry.spec.task)
         )
@@ -114,8 +114,8 @@ def read_events(path: Path, run: str, since: int, most: int, agent: str | None =
     for sealed in newest_sealed(path):
         if (n := sealed.seq - 1) <= since:  # the header is the first line
             break
-        entry = decoded(sealed.object)
-        if isinstance(entry, (Kept, KeptRun)):  # what they stand for happened before
+        entry = decode_entry(sealed.object)
+        if isinstance(entry, (Snapshot, RunSnapshot)):  # what they stand for happened before
             break
         if entry is not None and agent in (None, (event := _row(entry, n, run)).agent_id):
             found.append(event)
@@ -126,12 +126,12 @@ def _row(entry: Entry, n: int, run: str) -> RunEvent:
     told: dict[str, Any] = msgspec.to_builtins(entry)
     data = {name: value for name, value in told.items() if name not in SAID}
     id = told.get("id", "")
-    if isinstance(entry, Spawned):
+    if isinstance(entry, AgentSpawned):
         spec = entry.spec
         id = spec.id
         data |= {"name": spec.name, "seq": spec.seq, "parent_id": spec.parent_id, "depth": spec.depth}
         data |= {"preset": spec.preset, "kind": spec.kind}
-    if isinstance(entry, Answered):
+    if isinstance(entry, QueryFinished):
         if entry.reply is not None:
             data |= {"stop_reason": entry.reply.stop_reason, "tool_calls": entry.reply.tool_calls}
             data["usage"] = msgspec.to_builtins(entry.reply.usage)

@@ -10,10 +10,10 @@ from orch_protocol.resources.slash_commands import CommandCatalog
 
 from ..resources.prompt_templates import Templates
 
-__all__ = ["Offers"]
+__all__ = ["SessionSources"]
 
 
-class Offers:
+class SessionSources:
     """Templates that programs have registered, and what the catalogs of commands were when somebody looked last."""
 
     def __init__(self) -> None:

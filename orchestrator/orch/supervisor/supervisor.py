@@ -45,50 +45,50 @@ from ..policy.credentials import Credentials, ProgramCredentials
 from ..policy.rate_limits import RateLimiter
 from ..policy.root_hooks import RootHooks
 from ..processes.base import Launcher
-from ..processes.router import Deliver, Peer, Switchboard
-from ..processes.session_holds import Holds
+from ..processes.router import Deliver, Transport, WorkerConnection
+from ..processes.session_holds import SessionHolds
 from ..processes.workers import Workers
-from ..tree.agents.state import Node, head_of
+from ..tree.agents.state import AgentRecord, head_of
 from ..tree.journal.entries import CredentialsSet, Entry
 from ..tree.journal.events import (
     REQUESTS,
-    Ask,
-    BootOverdue,
+    BootTimeout,
+    ConfirmSteering,
     Event,
-    Finish,
-    Gone,
-    Hear,
+    FinishQuery,
     Instruction,
     Launch,
     LaunchFailed,
     Notify,
-    Relaunch,
-    Rest,
+    ProcessExited,
+    RestartWorker,
+    RetireIdleAgents,
     Send,
     Signal,
-    Sweep,
+    StartQuery,
+    StopIfIdle,
     Timer,
-    TurnOverdue,
-    WorkerUp,
+    TurnTimeout,
+    WorkerBooted,
 )
 from ..tree.journal.journal import Journal
 from ..tree.rules.crash_policy import launch
-from ..tree.rules.exit_reasons import manner_of
+from ..tree.rules.exit_reasons import describe_crash
 from ..tree.tree import Tree
-from .disk_io import Disk
-from .ephemeral_sessions import Fleeting
-from .heartbeat import Pulses
+from .disk_io import DiskWriter
+from .ephemeral_sessions import EphemeralSessions
+from .heartbeat import Heartbeats
 from .ping import Pings
-from .project_facts import Projects
-from .query_deadlines import CHECK_SECONDS, Turns
-from .recovery.crash_recovery import Remains, recovery, remains_of
-from .run_events import Happenings
-from .session_sources import Offers
-from .time_budget import Overtime
+from .project_facts import ProjectFacts
+from .query_deadlines import CHECK_SECONDS, QueryDeadlines
+from .recovery.crash_recovery import RecoveredQuery, recover_query, recovery
+from .run_events import RunEvents
+from .session_sources import SessionSources
+from .time_budget import TimeBudgets
 from .timers import Timers
 from .waiters import SETTLED, Waiters
 from .watchers import Watcher, Watchers
-from .worker_requests import Calls
+from .worker_requests import WorkerRequests
 
 __all__ = ["Supervisor"]
 
@@ -112,7 +112,7 @@ class Supervisor:
         config: Config,
         journal: Journal,
         launcher: Launcher,
-        connect: Callable[[Deliver], Switchboard],
+        connect: Callable[[Deliver], Transport],
         serve: Serve,
         sessions: Path,
         logs: Path,
@@ -125,7 +125,7 @@ class Supervisor:
         orch_folders: tuple[str, ...] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.config, self.sessions, self.fleeting = config, sessions, Fleeting()
+        self.config, self.sessions, self.fleeting = config, sessions, EphemeralSessions()
         self._catalog, self.approvals = catalog, approvals
         self.credentials: Credentials = credentials or ProgramCredentials()
         self.watchers, self.hooks = watchers, hooks
@@ -134,12 +134,12 @@ class Supervisor:
         self.activity: dict[str, Progress] = {}
         """What each agent does just now, by its own word."""
         self.tree = Tree(config.subagents, journal.taken(), warm_holders=config.archival.warm_holders)
-        self.credentials.nodes = self.tree.nodes
-        self.budgets = BudgetLedger(self.tree.nodes, config.budget, clock)
+        self.credentials.nodes = self.tree.agents
+        self.budgets = BudgetLedger(self.tree.agents, config.budget, clock)
         self.timers = Timers()
-        self._overtime = Overtime(self.tree.nodes, self.budgets, self._end_for_budget, self.timers.later)
+        self._overtime = TimeBudgets(self.tree.agents, self.budgets, self._end_for_budget, self.timers.later)
         self._journal = journal
-        self.disk, self.projects = Disk(journal), Projects()
+        self.disk, self.projects = DiskWriter(journal), ProjectFacts()
         self.archives = ArchiveEngine(config.archival, self.disk.do)
         self._serve = serve
         self.mounts_missing = launcher.mounts_missing
@@ -147,10 +147,10 @@ class Supervisor:
         self._orch_folders = orch_folders
         self.clock = clock
         self._loop = asyncio.get_running_loop()
-        self.waiters, self.holds = Waiters(), Holds()
-        self.lanes = RateLimiter(self.tree.nodes)
+        self.waiters, self.holds = Waiters(), SessionHolds()
+        self.lanes = RateLimiter(self.tree.agents)
         self.workers = Workers(
-            self.tree.nodes,
+            self.tree.agents,
             launcher,
             connect(self._on_frame),
             logs=logs,
@@ -159,14 +159,14 @@ class Supervisor:
             on_failed=lambda id, incarnation, why, late: self.handle(LaunchFailed(id, incarnation, why, late)),
             on_ended=self._on_ended,
         )
-        self.happenings = Happenings(self, journal)
-        self._turns, self._calls, self.offers = Turns(), Calls(), Offers()
+        self.happenings = RunEvents(self, journal)
+        self._turns, self._calls, self.offers = QueryDeadlines(), WorkerRequests(), SessionSources()
         self._waking: set[str] = set()
         self._unlaunched: dict[str, int] = {}
         """Agents whose process waits for credentials, and which incarnation it will be."""
         self._born_with: dict[str, str] = {}
         self._luck, self._pings = random.Random(), Pings()
-        self._pulses = Pulses(self._ask_for_life)
+        self._pulses = Heartbeats(self._ask_for_life)
         self._closed = False
 
     @property
@@ -176,14 +176,14 @@ class Supervisor:
 
     def start(self) -> None:
         """Settle what the last root of this run left behind, and begin to look for idle agents and endless turns."""
-        self.handle(recovery(self.tree.nodes.pending.values()))
-        for node in self.tree.nodes.pending.values():  # asked again, as soon as it has a process
+        self.handle(recovery(self.tree.agents.pending.values()))
+        for node in self.tree.agents.pending.values():  # asked again, as soon as it has a process
             assert node.pending is not None
             self._turns.accept(node.pending.query_id, node.pending.prompt)
         if self._journal.notes:  # of whom it does not tell any more, nobody knows
-            self.tree.nodes.unlooked.update(self.tree.nodes.by_id)
-        self._journal.shorten(partial(self.tree.nodes.kept, self.clock()))
-        self.handle(Sweep())
+            self.tree.agents.unlooked.update(self.tree.agents.by_id)
+        self._journal.shorten(partial(self.tree.agents.kept, self.clock()))
+        self.handle(RetireIdleAgents())
         self.timers.later(CHECK_SECONDS, self._check_turns)
 
     async def close(self) -> None:
@@ -204,7 +204,7 @@ class Supervisor:
         """Bring everything to its end, whatever became of the processes: none outlives this root."""
         self.timers.close()
         self.workers.hang_up()
-        settled = self.tree.decide(recovery(self.tree.nodes.pending.values()), self.clock())
+        settled = self.tree.decide(recovery(self.tree.agents.pending.values()), self.clock())
         self._journal.record(entries := self.budgets.charged(settled.entries))
         self.tree.apply(entries)
         why = error_info(AgentDiedError("the orchestrator was closed while somebody waited for an agent"))
@@ -227,7 +227,7 @@ class Supervisor:
             for instruction in decision.instructions:
                 if isinstance(instruction, Launch):
                     self.workers.require_room()
-                    known = instruction.id in self.tree.nodes.by_id
+                    known = instruction.id in self.tree.agents.by_id
                     user = instruction.id if known else getattr(event, "caller", None)
                     self.budgets.require_process(user, getattr(event, "asker", None))
             self._journal.append(entries := self.budgets.charged(decision.entries))
@@ -258,7 +258,7 @@ class Supervisor:
                 self._perform_notify(instruction)
 
     def _launch(self, launch: Launch) -> None:
-        node = self.tree.nodes[launch.id]
+        node = self.tree.agents[launch.id]
         if self.credentials.missing(node):
             self._unlaunched[launch.id] = launch.incarnation
             return
@@ -276,14 +276,14 @@ class Supervisor:
     def credentials_offered(self) -> None:
         """Start the processes that wait for credentials which a caller has offered by now."""
         for id, incarnation in tuple(self._unlaunched.items()):
-            node = self.tree.nodes[id]
+            node = self.tree.agents[id]
             with contextlib.suppress(OrchError):
                 self._admit(node)
                 del self._unlaunched[id]
                 for instruction in launch(id, incarnation):
                     self._perform(instruction)
 
-    def _admit(self, node: Node) -> None:
+    def _admit(self, node: AgentRecord) -> None:
         """Check that the agent has its credentials, and let a process end that was born with others.
 
         Raises CredentialsError.
@@ -292,7 +292,7 @@ class Supervisor:
             self.note(CredentialsSet(at=self.clock(), id=node.spec.id, credentials=record))
         born = self._born_with.get(node.spec.id)
         if node.status == "idle" and born is not None and born != self.credentials.version(node):
-            self.handle(Rest(node.spec.id))
+            self.handle(StopIfIdle(node.spec.id))
 
     def catalog_for(self, id: str | None) -> Catalog:
         """Return the catalog with the keys and servers of the agent `id`, of the current caller when `id` is None."""
@@ -305,7 +305,7 @@ class Supervisor:
             with contextlib.suppress(OrchError):
                 self.workers.send(send.id, send.kind, send.body, send.query_id)
             return
-        node, budgeted = self.tree.nodes[send.id], self.budgets.kinds_for(send.id)
+        node, budgeted = self.tree.agents[send.id], self.budgets.kinds_for(send.id)
         limit = node.spec.limits.turn_seconds
         prompt, seconds = self._turns.send(send.query_id, send.id, node.incarnation, limit)
         try:
@@ -316,7 +316,7 @@ class Supervisor:
                 budgeted=budgeted,
                 observed=self.watchers.observing,
                 ended=node.was_ended,
-                died=manner_of(node),
+                died=describe_crash(node),
                 local=node.spec.local,
                 hooks=self.hooks.rows,
                 marks=node.spec.marks,
@@ -326,15 +326,15 @@ class Supervisor:
                 self._overtime.look()
         except OrchError as error:
             # Later, so that whoever asks can begin to wait for it.
-            failed = Finish(send.id, send.query_id, error=error_info(error))
+            failed = FinishQuery(send.id, send.query_id, error=error_info(error))
             self._loop.call_soon(self.handle, failed)
 
     def _perform_timer(self, timer: Timer) -> None:
         seconds, event = timer.seconds * (1 + timer.spread * self._luck.uniform(-1, 1)), timer.event
-        act = partial(self._relaunch, event) if isinstance(event, Relaunch) else partial(self.handle, event)
-        self.timers.later(seconds, act, event if isinstance(event, BootOverdue) else None)
+        act = partial(self._relaunch, event) if isinstance(event, RestartWorker) else partial(self.handle, event)
+        self.timers.later(seconds, act, event if isinstance(event, BootTimeout) else None)
 
-    def _relaunch(self, event: Relaunch) -> None:
+    def _relaunch(self, event: RestartWorker) -> None:
         try:
             self.workers.require_room()
             self.budgets.require_process(event.id)
@@ -350,7 +350,7 @@ class Supervisor:
                 self._loop.call_soon(self._wake, rest)
             return
         if kind == "up":
-            self.timers.call_off(BootOverdue(rest, self.tree.nodes[rest].incarnation))
+            self.timers.call_off(BootTimeout(rest, self.tree.agents[rest].incarnation))
         elif kind == "query":
             self._turns.forget(rest)
             self.watchers.ended(rest, notify.value, notify.error)
@@ -375,7 +375,7 @@ class Supervisor:
 
     def ask(
         self,
-        node: Node,
+        node: AgentRecord,
         prompt: str,
         *,
         asker: str | None = None,
@@ -398,11 +398,11 @@ class Supervisor:
         query_id, prompt = new_id(), scrub(prompt)
         self.watchers.attend(query_id, watcher)
         # Who waits does so in a turn of its own, and what it waits for is to end before that.
-        within = self.tree.nodes[asker].pending if asker is not None and waits else None
+        within = self.tree.agents[asker].pending if asker is not None and waits else None
         self._turns.accept(query_id, prompt, within.query_id if within else None)
         try:
             accepted: str = self.handle(
-                Ask(
+                StartQuery(
                     node.spec.id,
                     query_id,
                     head_of(prompt),
@@ -424,7 +424,7 @@ class Supervisor:
             self.watchers.leave(query_id)
         return accepted
 
-    async def ping(self, node: Node, payload: bytes = b"", seconds: float = 10.0) -> None:
+    async def ping(self, node: AgentRecord, payload: bytes = b"", seconds: float = 10.0) -> None:
         """Wait until the agent's process has answered. Raises AgentDiedError when it has none, or keeps silent."""
         peer = self.workers.peer(node.spec.id)
         if peer is None:
@@ -437,7 +437,7 @@ class Supervisor:
     # Workers.
 
     def _on_ended(self, id: str, incarnation: int) -> None:
-        if self.tree.nodes[id].status == "busy":
+        if self.tree.agents[id].status == "busy":
             # Its last words may still be in the socket; the transcript knows better, but later.
             self.timers.later(DRAIN_SECONDS, partial(self._bury, id, incarnation))
         else:
@@ -448,12 +448,12 @@ class Supervisor:
             return  # its last word came while it was waited for
         self.activity.pop(id, None)
         self._calls.cancel_all(id)
-        node = self.tree.nodes[id]
-        remains, taker = Remains(), None
+        node = self.tree.agents[id]
+        remains, taker = RecoveredQuery(), None
         if node.pending is not None and node.status == "busy":
-            remains, taker = remains_of(node), self.waiters.taker(f"query:{node.pending.query_id}")
+            remains, taker = recover_query(node), self.waiters.taker(f"query:{node.pending.query_id}")
         said = remains.reply, remains.begun, taker, end.detail, remains.usage, end.late, end.oom
-        self.handle(Gone(id, incarnation, end.code, *said))
+        self.handle(ProcessExited(id, incarnation, end.code, *said))
 
     def _check_turns(self) -> None:
         """End the processes that are stuck, or do not end their turns: nobody should wait for ever.
@@ -462,23 +462,23 @@ class Supervisor:
         """
         self.workers.ooms.look()
         self._turns.grant(self._pulses.slept())
-        for node in self._pulses.look(self.tree.nodes.pending.values()):
+        for node in self._pulses.look(self.tree.agents.pending.values()):
             self.workers.end_stuck(node.spec.id)
         for query_id, id, incarnation in self._turns.overdue():
             self.workers.blame(id, "its turn did not end when its time was over")
-            self.handle(TurnOverdue(id, incarnation, query_id))
+            self.handle(TurnTimeout(id, incarnation, query_id))
         self.timers.later(CHECK_SECONDS, self._check_turns)
 
     def _ask_for_life(self, id: str) -> None:
         if (peer := self.workers.peer(id)) is not None:
             peer.send("ping", Ping(), reliable=False)
 
-    def _on_frame(self, peer: Peer, kind: str, id: str, body: Struct) -> None:
+    def _on_frame(self, peer: WorkerConnection, kind: str, id: str, body: Struct) -> None:
         agent_id = peer.agent_id
         self._pulses.beat(agent_id, peer.incarnation)
         match body:
             case Ready():
-                self.handle(WorkerUp(agent_id, peer.incarnation, peer.pid or 0, body))
+                self.handle(WorkerBooted(agent_id, peer.incarnation, peer.pid or 0, body))
             case Finished() if id == "init":
                 self.workers.blame(agent_id, body.error.message if body.error else "")
             case Finished():
@@ -488,9 +488,9 @@ class Supervisor:
             case TurnEvent() | TurnSoFar():
                 self.watchers.happened(id, body)
             case Called():
-                self.watchers.called(self.tree.nodes, agent_id, id, body)
+                self.watchers.called(self.tree.agents, agent_id, id, body)
             case Steered():
-                self.handle(Hear(agent_id, id))
+                self.handle(ConfirmSteering(agent_id, id))
             case Unsaid():
                 self.waiters.tell(f"unsaid:{agent_id}:{id}", body)
             case RootCall():
@@ -505,7 +505,7 @@ class Supervisor:
                 self.waiters.tell(f"{kind}:{agent_id}:{id}", body, getattr(body, "error", None))
             case _ if kind == "hello":
                 try:
-                    node = self.tree.nodes[agent_id]
+                    node = self.tree.agents[agent_id]
                     peer.send("init", Init(node.spec, self.lanes.names(), node.transcript, self._orch_folders), "init")
                 except OrchError as error:
                     self.workers.end(agent_id, str(error))
@@ -516,7 +516,7 @@ class Supervisor:
             case _:
                 self.counters["unexpected_kind"] += 1
 
-    def _on_finished(self, peer: Peer, id: str, body: Finished) -> None:
+    def _on_finished(self, peer: WorkerConnection, id: str, body: Finished) -> None:
         agent_id = peer.agent_id
         self.activity.pop(agent_id, None)
         reply, error = body.reply, body.error
@@ -527,21 +527,21 @@ class Supervisor:
         if (denied := self.approvals.take_denied(id)) and reply is not None:
             reply = msgspec.structs.replace(reply, denied=denied)
         taker = self.waiters.taker(f"query:{id}")
-        self.handle(Finish(agent_id, id, reply, error, body.usage, body.context_tokens, taker, body.transcript))
+        self.handle(FinishQuery(agent_id, id, reply, error, body.usage, body.context_tokens, taker, body.transcript))
         if self.workers.has_ended(agent_id):
             self._bury(agent_id, peer.incarnation)  # that was its last word
 
-    def _on_unreadable(self, peer: Peer, kind: str, id: str, error: ErrorInfo) -> None:
+    def _on_unreadable(self, peer: WorkerConnection, kind: str, id: str, error: ErrorInfo) -> None:
         """A frame arrived without its body, and will not come again."""
         if kind == "finished":
-            left = remains_of(self.tree.nodes[peer.agent_id])
+            left = recover_query(self.tree.agents[peer.agent_id])
             self._on_finished(peer, id, Finished(left.reply) if left.reply else Finished(error=error, usage=left.usage))
         elif kind == "root_call":
             peer.send("root_reply", RootReply(error=error), id)
         elif kind == "ready":
             self.workers.end(peer.agent_id, error.message)
 
-    async def _answer_call(self, peer: Peer, id: str, call: RootCall) -> None:
+    async def _answer_call(self, peer: WorkerConnection, id: str, call: RootCall) -> None:
         try:
             payload = await self._serve(self, peer.agent_id, call)
             peer.send("root_reply", RootReply(payload), id)
@@ -549,7 +549,7 @@ class Supervisor:
             peer.send("root_reply", RootReply(error=error_info(error)), id)
 
     def _wake(self, id: str) -> None:
-        node = self.tree.nodes[id]
+        node = self.tree.agents[id]
         self._waking.discard(id)
         if not node.inbox or node.pending is not None or self._closed:
             return

@@ -7,20 +7,20 @@ from collections.abc import Callable
 from functools import partial
 
 from ..policy.budgets import BudgetLedger
-from ..tree.agents.state import Nodes
+from ..tree.agents.state import TreeState
 
-__all__ = ["Overtime"]
+__all__ = ["TimeBudgets"]
 
 SOON = 0.001
 """Seconds that are added to a time that is to be over: rounding must not leave a little of it."""
 
 
-class Overtime:
+class TimeBudgets:
     """Ends turns of the agents in `nodes` with `end(id, query_id, short)`; `later(seconds, act)` calls again."""
 
     def __init__(
         self,
-        nodes: Nodes,
+        nodes: TreeState,
         budgets: BudgetLedger,
         end: Callable[[str, str, str], object],
         later: Callable[[float, Callable[[], None]], object],

@@ -18,7 +18,7 @@ from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar
 from orch_worker.system.threads import awaited, in_thread, told
 from orch_worker.transport.turn_event_buffer import Tale
 
-from ..tree.agents.state import Node, Nodes
+from ..tree.agents.state import AgentRecord, TreeState
 
 __all__ = ["Observer", "Watcher", "Watchers", "watching"]
 
@@ -57,9 +57,9 @@ class Watchers:
         self._turns: dict[str, Watcher] = {}
         self._branches: dict[str, tuple[str, Watcher]] = {}
         self._agents: dict[str, tuple[str, Watcher]] = {}
-        self._under_way: dict[str, _Turn] = {}
+        self._under_way: dict[str, _WatchedTurn] = {}
         """The turns that are told of, by query id."""
-        self._observers: list[_Observing] = []
+        self._observers: list[_ObserverTask] = []
 
     def attend(self, query_id: str, watcher: Watcher | None) -> None:
         """Tell `watcher`, if there is one, of each TurnEvent of that query."""
@@ -74,18 +74,18 @@ class Watchers:
         """Tell it no more."""
         self._agents.pop(key, None)
 
-    def begins(self, node: Node, query_id: str, prompt: str) -> bool:
+    def begins(self, node: AgentRecord, query_id: str, prompt: str) -> bool:
         """The turn begins; say whether anybody is to be told of its TurnEvents."""
         told = query_id in self._turns or any(id == node.spec.id for id, _ in self._agents.values())
         turn = self._under_way.get(query_id)
         if told and turn is None:
-            turn = self._under_way[query_id] = _Turn(node.spec.id, _began(node, query_id, prompt))
+            turn = self._under_way[query_id] = _WatchedTurn(node.spec.id, _began(node, query_id, prompt))
             self._tell(turn, turn.began)
         if turn is not None:
             turn.told, turn.tale = told, Tale()  # another process begins it anew
         return told
 
-    def meet(self, node: Node, watcher: Watcher) -> str | None:
+    def meet(self, node: AgentRecord, watcher: Watcher) -> str | None:
         """Tell `watcher` of the turn that the agent is in, if it is in one: that it began, and what happened so far.
 
         Return its query id if its process is to say that, since it was told that nobody watches.
@@ -93,7 +93,7 @@ class Watchers:
         if (pending := node.pending) is None:
             return None
         if (turn := self._under_way.get(pending.query_id)) is None:
-            turn = _Turn(node.spec.id, _began(node, pending.query_id, pending.head))
+            turn = _WatchedTurn(node.spec.id, _began(node, pending.query_id, pending.head))
             self._under_way[pending.query_id] = turn
         watcher(msgspec.structs.replace(turn.began, met=True))
         if not turn.told:
@@ -128,7 +128,7 @@ class Watchers:
         """Tell `observer` of all calls of turns that begin from now on. Raises ConfigError."""
         if not callable(observer):
             raise ConfigError(f"an observer is a function that takes a CallEvent, not {observer!r}")
-        self._observers.append(_Observing(observer))
+        self._observers.append(_ObserverTask(observer))
 
     def remove(self, observer: Observer) -> None:
         """Tell it no more, not even of what it has not heard of yet."""
@@ -148,14 +148,14 @@ class Watchers:
                 turn.tale.follow(event)
             self._tell(turn, event)
 
-    def _tell(self, turn: _Turn, event: Any) -> None:
+    def _tell(self, turn: _WatchedTurn, event: Any) -> None:
         for id, watcher in list(self._agents.values()):
             if id == turn.id:
                 watcher(event)
 
-    def called(self, nodes: Nodes, id: str, query_id: str, called: Called) -> None:
+    def called(self, nodes: TreeState, id: str, query_id: str, called: Called) -> None:
         """Tell all observers what became of a call of the agent `id`."""
-        node: Node = nodes[id]
+        node: AgentRecord = nodes[id]
         told = msgspec.structs.asdict(called)
         event = CallEvent(**told, agent_id=id, agent=node.spec.name, depth=node.spec.depth, query_id=query_id)
         for each in self._observers:
@@ -173,7 +173,7 @@ class Watchers:
             each.stop()
 
 
-class _Turn:
+class _WatchedTurn:
     """A turn under way of which somebody is told."""
 
     def __init__(self, id: str, began: TurnBegan) -> None:
@@ -184,14 +184,14 @@ class _Turn:
         self.tale = Tale()
 
 
-def _began(node: Node, query_id: str, prompt: str) -> TurnBegan:
+def _began(node: AgentRecord, query_id: str, prompt: str) -> TurnBegan:
     pending = node.pending
     if pending is None:
         return TurnBegan(query_id, prompt[:MOST_PROMPT])
     return TurnBegan(query_id, prompt[:MOST_PROMPT], pending.asker, pending.from_inbox, pending.request_id)
 
 
-class _Observing:
+class _ObserverTask:
     """Tells one observer of one event after the other."""
 
     def __init__(self, observer: Observer) -> None:
@@ -240,7 +240,7 @@ class _Observing:
         asyncio.get_running_loop().call_exception_handler({"message": f"orch: {message}"})
 
 
-def _is_below(nodes: Nodes, node: Node | None, top: str) -> bool:
+def _is_below(nodes: TreeState, node: AgentRecord | None, top: str) -> bool:
     while node is not None:
         if node.spec.id == top:
             return True

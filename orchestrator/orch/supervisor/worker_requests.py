@@ -7,10 +7,10 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
-__all__ = ["Calls"]
+__all__ = ["WorkerRequests"]
 
 
-class Calls:
+class WorkerRequests:
     """Calls under way on the running event loop, by agent and call id.
 
     One that nobody waits for any more is cancelled: it would take an answer along that somebody else can have.

@@ -22,7 +22,7 @@ from orch_worker.agent.runtime import Runtime
 from orch_worker.transport.worker_endpoint import Host, Line, Make
 
 from ..processes.base import LaunchRequest
-from ..processes.router import Deliver, PeerTable
+from ..processes.router import ConnectionTable, Deliver
 
 __all__ = ["FakeLauncher", "FakeWorker", "MemoryBoard", "fake_world"]
 
@@ -33,7 +33,7 @@ class MemoryBoard:
     address = "memory:"
 
     def __init__(self, spool: Path, deliver: Deliver) -> None:
-        self.peers = PeerTable(spool, self._to_worker, deliver)
+        self.peers = ConnectionTable(spool, self._to_worker, deliver)
         self.lose: Callable[[bytes], bool] = lambda _: False
         """Called with each frame; one for which it returns true is lost."""
         self._workers: dict[bytes, Callable[[bytes], None]] = {}

@@ -108,7 +108,7 @@ async def test_what_is_asked_of_a_root_that_closes_is_refused(tmp_path: Path) ->
     closing = asyncio.ensure_future(world.close())
     await launcher.stopping.wait()
     with pytest.raises(Exception, match="is being closed"):
-        root.ask(root.tree.nodes[agent.id], "go")
+        root.ask(root.tree.agents[agent.id], "go")
     launcher.may_stop.set()
     await closing
 

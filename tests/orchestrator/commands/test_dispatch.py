@@ -133,7 +133,7 @@ async def test_new_begins_anew_and_ends_the_subagents(tmp_path: Path) -> None:
         other = await o.scripted("x", name="other")
         spawned = await agent.execute("/spawn Count valves --name kid --idle")
         assert [row.name for row in await o.agents()] == ["reader", "other", "kid"]
-        assert o.supervisor.tree.nodes[spawned.data["id"]].spec.parent_id == agent.id
+        assert o.supervisor.tree.agents[spawned.data["id"]].spec.parent_id == agent.id
         done = await agent.execute("/new")
         assert done.data["killed"] == [spawned.data["id"]]
         assert await shown(agent) == []
@@ -160,10 +160,10 @@ async def test_spawned_agent_has_the_model_and_the_policy_of_the_session(tmp_pat
         asked = Spawn("talk", model="ollama:chosen", policy=PolicySpec("cli"), env={"LANG": "C"}, depth=0)
         agent = await o.get((await call(o.supervisor, None, "spawn", asked)).id)
         kid = (await agent.execute("/spawn Count valves --idle")).data
-        spec = o.supervisor.tree.nodes[kid["id"]].spec
+        spec = o.supervisor.tree.agents[kid["id"]].spec
         assert (spec.backend.model, spec.policy, spec.env) == ("chosen", PolicySpec("cli"), {"LANG": "C"})
         other = (await agent.execute("/spawn Count valves --model ollama:other --idle")).data
-        assert o.supervisor.tree.nodes[other["id"]].spec.backend.model == "other"
+        assert o.supervisor.tree.agents[other["id"]].spec.backend.model == "other"
 
 
 async def test_what_a_person_runs_takes_nothing_of_what_the_agent_may_use(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ async def test_python_runs_in_the_agents_names_and_is_told(tmp_path: Path) -> No
         said = await shown(agent)
         assert sum("/py pumps" in each for each in said) == 1
         assert "24" in next(each for each in said if "/py pumps = 12" in each)
-        spec = o.supervisor.tree.nodes[agent.id].spec
+        spec = o.supervisor.tree.agents[agent.id].spec
         [quiet] = [each for each in read_session(Path(spec.folder)).entries if isinstance(each, Custom)]
         assert quiet.data == {"line": "/py pumps + 1", "text": "13", "is_error": False}
         assert (await agent.state()).queries == 1
@@ -425,7 +425,7 @@ async def test_extensions_bring_commands_keys_and_widgets(tmp_path: Path) -> Non
         )
         done = await agent.execute("/todo --count the valves")
         assert done.text == f"[('count', 'yes'), ('wanted', 'the valves')] for {agent.id}"
-        spec = o.supervisor.tree.nodes[agent.id].spec
+        spec = o.supervisor.tree.agents[agent.id].spec
         [entry] = [each for each in read_session(Path(spec.folder)).entries if isinstance(each, Custom)]
         assert entry.data["line"] == "/todo --count the valves"
         shown = await o._call("execute", Execute(agent.id, "/todo --count", shows=True))
@@ -492,4 +492,4 @@ async def test_no_agent_executes_commands(tmp_path: Path) -> None:
         agent = await talking(o)
         for service in ("execute", "commands"):
             with pytest.raises(ToolNotGrantedError):
-                check_grant(o.supervisor.tree.nodes[agent.id].spec, service)
+                check_grant(o.supervisor.tree.agents[agent.id].spec, service)

@@ -220,7 +220,7 @@ def test_folders_of_killed_commands_are_swept(tmp_path: Path, monkeypatch: pytes
     """Such as `orch demo`: the next one takes it away, and what still runs in it; that of one that runs stays."""
     ended: list[Path] = []
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(orphan_cleanup, "end_leftovers", lambda run: ended.append(run) or 0)
+    monkeypatch.setattr(orphan_cleanup, "kill_orphans", lambda run: ended.append(run) or 0)
     with scratch() as folder:
         left = paths.private_dir(tmp_path / f"{paths.SCRATCH}{new_id()}")
         run = paths.private_dir(paths.run_dir(left, "demo"))

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from orch.policy.budget_rules import LOW_SHARE, budget_change, format_amount
 from orch.policy.budgets import BudgetLedger
-from orch.supervisor.time_budget import Overtime
-from orch.tree.agents.agent_record import Worked
-from orch.tree.journal.entries import Opened
-from orch.tree.journal.events import Finish, Gone, Recover, Resume
+from orch.supervisor.time_budget import TimeBudgets
+from orch.tree.agents.agent_record import BusyTime
+from orch.tree.journal.entries import RunStarted
+from orch.tree.journal.events import FinishQuery, ProcessExited, Recover, Resume
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.budget import KINDS, Amounts, Budget, BudgetChange, Reserve, amounts_of, limit_of
 from orch_protocol.core.errors import BudgetExceededError, ConfigError
@@ -28,7 +28,7 @@ class Land:
 
     def __init__(self, **limits: float) -> None:
         self.forest = Forest(allow_nested=True, max_concurrent=99)
-        self.budgets = BudgetLedger(self.forest.tree.nodes, Budget(**limits), lambda: self.forest.now)
+        self.budgets = BudgetLedger(self.forest.tree.agents, Budget(**limits), lambda: self.forest.now)
 
     def work(self, parent: str | None = None, **limits: float) -> str:
         """Let an agent with these limits be at work, and return its id."""
@@ -46,7 +46,7 @@ class Land:
 
     def finish(self, id: str, usage: Usage = Usage()) -> None:  # noqa: B008
         """Let the agent answer."""
-        self.forest.handle(Finish(id, f"q-{id}", Reply(id, f"q-{id}", "done", usage=usage)))
+        self.forest.handle(FinishQuery(id, f"q-{id}", Reply(id, f"q-{id}", "done", usage=usage)))
 
 
 @pytest.mark.parametrize("kind", RESERVED)
@@ -58,7 +58,7 @@ def test_each_kind_is_put_aside_used_and_over(kind: str) -> None:
     assert land.budgets.kinds_for(child) == (kind,)
     land.take(child, **{kind: 6})
     land.take(parent, **{kind: 4})
-    assert getattr(land.budgets.spent(land.forest.tree.nodes[parent]), kind) == 10
+    assert getattr(land.budgets.spent(land.forest.tree.agents[parent]), kind) == 10
     assert getattr(land.budgets.spent(None), kind) == 10
     with pytest.raises(
         BudgetExceededError, match=r"agent 'agent-1' and those below it.*`orch resume 1 --max-"
@@ -113,12 +113,12 @@ class TestTime:
         land.finish(child)
         land.finish(parent)
         land.forest.now += 1000
-        nodes = land.forest.tree.nodes
+        nodes = land.forest.tree.agents
         assert land.budgets.spent(nodes[parent]).seconds == 15
         assert land.budgets.spent(nodes[child]).seconds == 10
         assert land.budgets.spent(None).seconds == 15
         assert land.budgets.time_left(child)[0] == 45  # type: ignore[index]
-        assert land.forest.refold().nodes.by_id == nodes.by_id
+        assert land.forest.refold().agents.by_id == nodes.by_id
 
     def test_turns_are_told_to_end_when_it_is_over(self) -> None:
         """At that moment and once; a limit that was raised meanwhile holds."""
@@ -127,8 +127,8 @@ class TestTime:
         child = land.work(parent, max_seconds=40)
         ended: list[tuple[str, str]] = []
         later: list[tuple[float, object]] = []
-        watch = Overtime(
-            land.forest.tree.nodes,
+        watch = TimeBudgets(
+            land.forest.tree.agents,
             land.budgets,
             lambda id, _, short: ended.append((id, short)),
             lambda seconds, act: later.append((seconds, act)),
@@ -170,15 +170,15 @@ class TestTime:
         other = land.work()
         land.forest.now += 5000
         land.forest.handle(Recover(1))
-        assert isinstance(land.forest.journal[-5], Opened)
-        nodes = land.forest.tree.nodes
+        assert isinstance(land.forest.journal[-5], RunStarted)
+        nodes = land.forest.tree.agents
         assert [land.budgets.spent(nodes[each]).seconds for each in (id, other)] == [10, 0]
         assert land.budgets.spent(None).seconds == 10
 
     @given(st.lists(st.tuples(st.floats(0, 9), st.booleans())))
     def test_it_is_never_more_than_has_passed(self, steps: list[tuple[float, bool]]) -> None:
         """However many turns begin and end."""
-        worked, now = Worked(), 0.0
+        worked, now = BusyTime(), 0.0
         for seconds, begins in steps:
             now += seconds
             if begins:
@@ -194,9 +194,9 @@ def test_processes_are_counted_as_they_are_started() -> None:
     parent = land.work(max_processes=3)
     child = land.work(parent)
     land.budgets.require_process(child)
-    land.forest.handle(Gone(child, 1, -9))
+    land.forest.handle(ProcessExited(child, 1, -9))
     land.forest.ask(child, "again")
-    assert land.budgets.spent(land.forest.tree.nodes[parent]).processes == 3
+    assert land.budgets.spent(land.forest.tree.agents[parent]).processes == 3
     for id in (parent, child):
         with pytest.raises(BudgetExceededError, match=r"used 3 of 3 processes; `orch resume 1 --max-processes N`"):
             land.budgets.require_process(id)
@@ -253,7 +253,7 @@ class TestAll:
         self.change(land, max_model_calls=None)
         land.take(id, model_calls=99)
         again = BudgetLedger(
-            land.forest.refold().nodes, Budget(max_tokens=10, max_model_calls=1), lambda: land.forest.now
+            land.forest.refold().agents, Budget(max_tokens=10, max_model_calls=1), lambda: land.forest.now
         )
         assert again.of_all == land.budgets.of_all == Budget(max_tokens=30)
         assert land.budgets.change(BudgetChange()) is None
@@ -263,7 +263,7 @@ class TestAll:
         land = Land(max_tokens=10, max_tool_calls=5)
         self.change(land, max_tokens=30, max_tool_calls=50)
         later = BudgetLedger(
-            land.forest.refold().nodes, Budget(max_tokens=20, max_tool_calls=5), lambda: land.forest.now
+            land.forest.refold().agents, Budget(max_tokens=20, max_tool_calls=5), lambda: land.forest.now
         )
         assert later.of_all == Budget(max_tokens=20, max_tool_calls=50)
 
@@ -320,9 +320,9 @@ class TestCutOff:
 
     def end(self, land: Land, id: str, usage: Usage = Usage()) -> Usage:  # noqa: B008
         """Let the process of the agent end, with so much on its record; return what the agent used in all."""
-        decision = land.forest.tree.decide(Gone(id, 1, -9, usage=usage), land.forest.now)
+        decision = land.forest.tree.decide(ProcessExited(id, 1, -9, usage=usage), land.forest.now)
         land.forest.tree.apply(land.budgets.charged(decision.entries))
-        return land.forest.tree.nodes[id].usage
+        return land.forest.tree.agents[id].usage
 
     def hold(self, land: Land, id: str, least: Amounts, most: Amounts) -> str:
         """Put something aside and return its id."""
@@ -348,12 +348,12 @@ class TestCutOff:
             entries = [land.budgets.put_aside(id, hold), land.budgets.settle(id, hold, one) if settled else None]
             land.forest.write([entry for entry in entries if entry is not None])
         again = land.forest.refold()
-        budgets = BudgetLedger(again.nodes, Budget(max_cost_usd=10, max_model_calls=5), lambda: land.forest.now)
+        budgets = BudgetLedger(again.agents, Budget(max_cost_usd=10, max_model_calls=5), lambda: land.forest.now)
         used = Usage(cost_usd=1, model_calls=1)
         decision = again.decide(Recover(1, {}, {f"q-{id}": used}), land.forest.now)
         again.apply(budgets.charged(decision.entries))
-        assert again.nodes[id].usage == Usage(cost_usd=2, cost_known=False, model_calls=2)
-        assert again.nodes.aside == {}
+        assert again.agents[id].usage == Usage(cost_usd=2, cost_known=False, model_calls=2)
+        assert again.agents.aside == {}
 
     def test_what_is_on_record_counts_once(self) -> None:
         """Though the root was not told of it any more."""
@@ -380,5 +380,7 @@ class TestCutOff:
         idle, done = land.work(), land.work()
         assert self.end(land, idle) == Usage()
         self.hold(land, done, Amounts(model_calls=1), Amounts(model_calls=1))
-        decision = land.forest.tree.decide(Finish(done, f"q-{done}", Reply(done, f"q-{done}", "x")), land.forest.now)
+        decision = land.forest.tree.decide(
+            FinishQuery(done, f"q-{done}", Reply(done, f"q-{done}", "x")), land.forest.now
+        )
         assert land.budgets.charged(decision.entries) == decision.entries

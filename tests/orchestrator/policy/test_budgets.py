@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orch.policy.budget_rules import budget_of, format_usd, reservation
 from orch.policy.budgets import BudgetLedger
-from orch.tree.journal.events import Finish, Kill, Resume, Spend
+from orch.tree.journal.events import FinishQuery, Kill, RecordUsage, Resume
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.budget import Amounts, Budget, BudgetChange, Reserve, Reserved
 from orch_protocol.core.errors import BudgetExceededError, ConfigError, ProtocolError
@@ -32,7 +32,7 @@ class Town:
 
     def __init__(self, ceiling: float | None = None) -> None:
         self.forest = Forest(allow_nested=True, max_concurrent=99)
-        self.budgets = BudgetLedger(self.forest.tree.nodes, Budget(max_cost_usd=ceiling), lambda: self.forest.now)
+        self.budgets = BudgetLedger(self.forest.tree.agents, Budget(max_cost_usd=ceiling), lambda: self.forest.now)
 
     def work(self, limit: float | None = None, parent: str | None = None) -> str:
         """Let an agent be at work, and return its id."""
@@ -47,7 +47,7 @@ class Town:
     def finish(self, id: str, usd: float, query_id: str | None = None) -> None:
         """Let the agent answer; all of its turn cost so much."""
         query_id = query_id or f"q-{id}"
-        self.forest.handle(Finish(id, query_id, Reply(id, query_id, "done", usage=Usage(cost_usd=usd))))
+        self.forest.handle(FinishQuery(id, query_id, Reply(id, query_id, "done", usage=Usage(cost_usd=usd))))
 
     def reserve(self, id: str, *sums: Any) -> Reserved:
         """Put money aside, which must be possible at once."""
@@ -150,7 +150,7 @@ class TestTurns:
         assert town.budgets.holders() == [f"query:q-{one}"]
         town.budgets.settle(one, held.id, Amounts(usd=3.0))
         assert town.reserve(two).amounts.usd == 3.5  # half of what is left: the first one may come again
-        assert town.budgets.spent(town.forest.tree.nodes[parent]).usd == 3.0
+        assert town.budgets.spent(town.forest.tree.agents[parent]).usd == 3.0
 
     def test_one_agent_may_hold_several_sums(self) -> None:
         """As it does when it asks several models at once; each is settled by itself, and once."""
@@ -171,7 +171,7 @@ class TestTurns:
         town.budgets.settle(id, town.reserve(id).id, Amounts(usd=3.0))
         town.reserve(id)
         town.finish(id, 3.25)
-        node = town.forest.tree.nodes[id]
+        node = town.forest.tree.agents[id]
         assert (town.budgets.spent(node).usd, town.budgets.holders()) == (3.25, [])
         town.ask(id, "again")
         assert town.reserve(id).amounts.usd == 6.75
@@ -196,8 +196,8 @@ class TestTurns:
         town.ask(id, "again")
         assert town.budgets.reserve(id, want(5, 5, 5)) is None
         town.budgets.settle(id, first.id, Amounts(usd=2.5))
-        town.forest.handle(Spend(id, Usage(cost_usd=2.5)))
-        assert town.budgets.spent(town.forest.tree.nodes[id]).usd == 3.5
+        town.forest.handle(RecordUsage(id, Usage(cost_usd=2.5)))
+        assert town.budgets.spent(town.forest.tree.agents[id]).usd == 3.5
         assert town.reserve(id, 1, 2, 100).amounts.usd == 3.5
         town.forest.gone(id)
         assert town.budgets.holders() == []
@@ -250,8 +250,8 @@ def test_a_limit_can_be_set_anew() -> None:
     town.forest.gone(id)
     town.forest.handle(Resume(id, BudgetChange(max_cost_usd=6.0)))
     assert town.forest.status(id) == "cold"
-    folded = town.forest.refold().nodes
-    assert folded.by_id == town.forest.tree.nodes.by_id
+    folded = town.forest.refold().agents
+    assert folded.by_id == town.forest.tree.agents.by_id
     assert folded[id].spec.limits.max_cost_usd == 6.0
 
 
@@ -263,7 +263,7 @@ def test_nobody_ever_spends_more_than_there_is(seed: int) -> None:
     limits: dict[str, float | None] = {}
     for number in range(8):
         parent = luck.choice([None, *limits]) if number else None
-        if parent is not None and town.forest.tree.nodes[parent].spec.depth >= 3:
+        if parent is not None and town.forest.tree.agents[parent].spec.depth >= 3:
             parent = None
         limit = luck.choice([None, luck.uniform(1, 40)])
         limits[town.work(limit, parent)] = limit
@@ -284,7 +284,7 @@ def test_nobody_ever_spends_more_than_there_is(seed: int) -> None:
                 held[id] = reserved
             else:
                 assert held
-        nodes = town.forest.tree.nodes
+        nodes = town.forest.tree.agents
         assert sum(spent.values()) <= 60.0 + 1e-9
         for agent, most in limits.items():
             below = [node.spec.id for node in nodes.subtree(agent)]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from orch.policy.credentials import CallerCredentials, ProgramCredentials, fingerprint, groups_of, read_salt
-from orch.tree.agents.state import Node, Nodes
-from orch.tree.journal.entries import CredentialsRecord, CredentialsSet, Spawned, decoded, encoded
+from orch.tree.agents.state import AgentRecord, TreeState
+from orch.tree.journal.entries import AgentSpawned, CredentialsRecord, CredentialsSet, decode_entry, encode_entry
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import BackendError, ConfigError, CredentialsError
 from orch_worker.backends import models
@@ -25,16 +25,18 @@ REFUSED = BackendError("openai said 401: no (set OPENAI_API_KEY to a key that ma
 class Desk:
     """A daemon's credentials, its agents, and what callers were told."""
 
-    def __init__(self, *entries: Spawned) -> None:
+    def __init__(self, *entries: AgentSpawned) -> None:
         self.secrets: set[str] = set()
         self.credentials = CallerCredentials(KNOWN, SALT, self.secrets)
-        self.nodes = self.credentials.nodes = Nodes(entries)
+        self.nodes = self.credentials.nodes = TreeState(entries)
         self.said: list[str] = []
 
     def calling(self, values: dict[str, str], method: str = "query"):  # type: ignore[no-untyped-def]
         return self.credentials.calling(values, method, self.said.append)
 
-    def spawn(self, id: str, values: dict[str, str], provider: str = "openai", parent: str | None = None) -> Node:
+    def spawn(
+        self, id: str, values: dict[str, str], provider: str = "openai", parent: str | None = None
+    ) -> AgentRecord:
         """Put an agent on record that a caller with `values` spawns."""
         with self.calling(values, "spawn"):
             record = self.credentials.record() if parent is None else None
@@ -44,13 +46,13 @@ class Desk:
     def restarted(self) -> Desk:
         """Return what the next daemon knows: the journal, but no values."""
         entries = [spawned(n.spec.id, n.spec.backend.provider, n.spec.parent_id, n.credentials) for n in self.nodes]
-        return Desk(*(entry for each in entries if isinstance(entry := decoded(encoded(each)), Spawned)))
+        return Desk(*(entry for each in entries if isinstance(entry := decode_entry(encode_entry(each)), AgentSpawned)))
 
 
-def spawned(id: str, provider: str, parent: str | None, record: CredentialsRecord | None) -> Spawned:
+def spawned(id: str, provider: str, parent: str | None, record: CredentialsRecord | None) -> AgentSpawned:
     options = {"base_url": "http://a/v1"} if provider == "openai" else {}
     spec = AgentSpec(id, 1, id, "task", BackendSpec(provider, "m", options), "/s", "/c", parent_id=parent)
-    return Spawned(at=1.0, id=id, spec=spec, credentials=record)
+    return AgentSpawned(at=1.0, id=id, spec=spec, credentials=record)
 
 
 def test_fingerprint_is_salted_and_covers_the_variables_of_one_provider() -> None:
@@ -193,9 +195,9 @@ def test_record_survives_the_journal_without_values() -> None:
     """What is written holds no key."""
     desk = Desk()
     node = desk.spawn("a", A)
-    line = encoded(spawned("a", "openai", None, node.credentials))
+    line = encode_entry(spawned("a", "openai", None, node.credentials))
     assert b"key-of-a" not in line
-    assert decoded(line) == spawned("a", "openai", None, node.credentials)
+    assert decode_entry(line) == spawned("a", "openai", None, node.credentials)
 
 
 def test_new_address_holds_from_then_on() -> None:
@@ -210,7 +212,7 @@ def test_new_address_holds_from_then_on() -> None:
 def test_program_has_one_set() -> None:
     """Its environment: no agent waits, and none can be given another shell's."""
     credentials = ProgramCredentials()
-    node = Nodes([spawned("a", "openai", None, None)])["a"]
+    node = TreeState([spawned("a", "openai", None, None)])["a"]
     assert credentials.missing(node) == ""
     assert credentials.admit(node) is None
     with pytest.raises(ConfigError, match="the program's environment"):

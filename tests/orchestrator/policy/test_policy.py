@@ -26,7 +26,7 @@ def rules(**more: object) -> Config:
 
 def results(world: World, agent: str) -> list[str]:
     """Return the texts of the results in an agent's transcript."""
-    node = world.supervisor.tree.nodes[agent]
+    node = world.supervisor.tree.agents[agent]
     blocks = [block for each in read_session(Path(node.spec.folder)).messages for block in each.content]
     return ["".join(getattr(part, "text", "") for part in b.content) for b in blocks if isinstance(b, ToolResult)]
 
@@ -46,7 +46,7 @@ async def test_a_grandchild_is_under_the_rules_of_the_root(tmp_path: Path) -> No
         (told,) = results(world, spawned)
         assert "denied_paths" in told
         assert "s3cret" not in told
-        specs = [node.spec for node in world.supervisor.tree.nodes]
+        specs = [node.spec for node in world.supervisor.tree.agents]
         assert len({msgspec.json.encode(spec.policy) for spec in specs}) == 1
 
 
@@ -57,7 +57,7 @@ async def test_an_agent_cannot_choose_the_rules_of_its_child(tmp_path: Path) -> 
         agent = await world.scripted("-", tools=NEST)
         asked = Spawn("t", tools=(), script=("x",), policy=PolicySpec())
         child = await call(world.supervisor, agent.id, "spawn", asked)
-        assert world.supervisor.tree.nodes[child.id].spec.policy.rules.permissions == {"bash": "deny"}
+        assert world.supervisor.tree.agents[child.id].spec.policy.rules.permissions == {"bash": "deny"}
 
 
 @virtual
@@ -137,12 +137,12 @@ async def test_where_a_conversation_may_be_read_is_on_record(tmp_path: Path) -> 
 
     async with World(tmp_path / "home", run="r", config=rules(), policy=local) as world:
         agent = await world.scripted(READS, "one", "two", tools=["read_file", *NEST], cwd=tmp_path)
-        assert not world.supervisor.tree.nodes[agent.id].spec.local
+        assert not world.supervisor.tree.agents[agent.id].spec.local
         assert (await agent.query("read")).local
         child = await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("x",)))
-        nodes = world.supervisor.tree.nodes
+        nodes = world.supervisor.tree.agents
         assert [nodes[id].spec.local for id in (agent.id, child.id)] == [True, True]
-        assert world.refolded().nodes.by_id == nodes.by_id
+        assert world.refolded().agents.by_id == nodes.by_id
     async with World(tmp_path / "home", run="r", config=rules(), policy=local) as world:
         assert (await (await world.get(agent.id)).query("again")).local
 

@@ -22,7 +22,7 @@ def forest() -> Forest:
 @pytest.fixture
 def lanes(forest: Forest) -> RateLimiter:
     """No lane is crowded."""
-    return RateLimiter(forest.tree.nodes)
+    return RateLimiter(forest.tree.agents)
 
 
 def refuse(lanes: RateLimiter, wait: float | None = None, now: float = 0.0) -> bool:

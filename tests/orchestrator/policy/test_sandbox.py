@@ -19,7 +19,7 @@ from orch.policy.sandbox import (
 )
 from orch.services import call
 from orch.services.agents import spawn
-from orch.tree.agents.state import Node
+from orch.tree.agents.state import AgentRecord
 from orch_protocol.agent.config import Config
 from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.sandbox import SandboxConfig, SandboxSpec, ToolLimits
@@ -182,15 +182,15 @@ async def test_children_are_confined_as_their_parents_are(tmp_path: Path) -> Non
         for _ in range(2):
             asked = Spawn("t", tools=("bash", *NEST), sandbox=SandboxConfig("L0", network=True))
             child = await call(world.supervisor, node.spec.id, "spawn", asked)
-            above, node = node, world.supervisor.tree.nodes[child.id]
+            above, node = node, world.supervisor.tree.agents[child.id]
             assert node.spec.sandbox == above.spec.sandbox
     assert (node.spec.sandbox.level, node.spec.sandbox.network) == ("L2", False)
 
 
-async def spawned(world: World, sandbox: SandboxConfig | None, **more: Any) -> tuple[Node, str]:
+async def spawned(world: World, sandbox: SandboxConfig | None, **more: Any) -> tuple[AgentRecord, str]:
     """Spawn as the command line does; return the agent and what is said of its sandbox."""
     made = await call(world.supervisor, None, "spawn", Spawn("t", sandbox=sandbox, **more))
-    return world.supervisor.tree.nodes[made.id], made.note
+    return world.supervisor.tree.agents[made.id], made.note
 
 
 def unasked_mounts() -> str:
@@ -258,6 +258,6 @@ async def test_only_programs_and_users_name_usable_credentials(tmp_path: Path) -
     async with opened(tmp_path, config=nesting()) as world:
         node, _ = await spawned(world, None, tools=NEST, usable_credentials=("~/.ssh",))
         asked = Spawn("t", tools=NEST, usable_credentials=("~/.kube",))
-        child = world.supervisor.tree.nodes[(await call(world.supervisor, node.spec.id, "spawn", asked)).id]
+        child = world.supervisor.tree.agents[(await call(world.supervisor, node.spec.id, "spawn", asked)).id]
         assert node.spec.policy.rules.usable_credentials == ("~/.ssh",)
         assert child.spec.policy.rules.usable_credentials == ("~/.ssh",)

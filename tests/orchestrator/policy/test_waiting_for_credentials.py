@@ -9,8 +9,8 @@ import pytest
 from orch import AgentGoneError
 from orch.policy.credentials import CallerCredentials
 from orch.supervisor.run_events import RECORDED
-from orch.tree.journal.entries import Asked
-from orch.tree.journal.events import BootOverdue, Rouse
+from orch.tree.journal.entries import QueryStarted
+from orch.tree.journal.events import BootTimeout, StartWorker
 from orch_protocol.core.errors import CredentialsError
 from orch_worker.backends import models
 from orchestrator.root_double import World
@@ -42,10 +42,10 @@ async def test_launch_waits_for_credentials(tmp_path: Path) -> None:
     made, credentials = opened(tmp_path)
     async with made:
         root = made.supervisor
-        root.handle(Rouse(id))
+        root.handle(StartWorker(id))
         agent = await made.get(id)
-        incarnation = root.tree.nodes[id].incarnation
-        root.handle(BootOverdue(id, incarnation))
+        incarnation = root.tree.agents[id].incarnation
+        root.handle(BootTimeout(id, incarnation))
         with credentials.calling(B, "list", lambda _: None):
             root.credentials_offered()
         assert ((await agent.state()).status, made.launcher.workers) == ("needs credentials", [])
@@ -61,7 +61,7 @@ async def test_agent_that_waits_can_be_killed(tmp_path: Path) -> None:
     id = await spawned(tmp_path)
     made, _ = opened(tmp_path)
     async with made:
-        made.supervisor.handle(Rouse(id))
+        made.supervisor.handle(StartWorker(id))
         await made.kill(id)
         assert (await (await made.get(id)).state()).status == "killed"
         with pytest.raises(AgentGoneError):
@@ -86,7 +86,7 @@ async def test_query_accepted_before_a_restart_waits_for_credentials(tmp_path: P
     made, _ = opened(tmp_path)
     async with made:
         root = made.supervisor
-        root.note(Asked(at=root.clock(), id=id, query_id="q1", head="Who?", stays=True, prompt="Who?"))
+        root.note(QueryStarted(at=root.clock(), id=id, query_id="q1", head="Who?", stays=True, prompt="Who?"))
     made, credentials = opened(tmp_path)
     async with made:
         root, agent = made.supervisor, await made.get(id)

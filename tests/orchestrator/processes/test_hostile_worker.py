@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hostile_frames import KINDS, mutated, some_body
-from orch.processes.router import PeerTable
+from orch.processes.router import ConnectionTable
 from orch_protocol.core.errors import ErrorInfo, OrchError
 from orch_protocol.wire.frames import VERSION, Channel
 from orch_protocol.wire.worker_messages import BODIES, Hello
@@ -32,7 +32,7 @@ async def test_the_root_outlives_whatever_a_worker_says(tmp_path: Path, seed: in
         victim = await world.scripted(items=[{"sleep": 50, "text": "for you alone"}, "fine"])
         traitor = await world.scripted(items=[{"sleep": 40, "text": "x"}] * 20)
         asked = victim.submit("go")
-        query = world.supervisor.tree.nodes[victim.id].pending
+        query = world.supervisor.tree.agents[victim.id].pending
         assert query is not None
         ids = ["", "0", "init", victim.id, traitor.id, query.query_id, "x" * 300, "\x00"]
         for _ in range(120):
@@ -54,7 +54,7 @@ async def test_the_root_outlives_whatever_a_worker_says(tmp_path: Path, seed: in
 async def test_mutated_frames_of_a_believed_worker_are_dropped_or_what_they_say(tmp_path: Path) -> None:
     """Twenty thousand of them: nothing is raised, and whatever is delivered is a body of its kind."""
     delivered: list[tuple[str, Any]] = []
-    table = PeerTable(tmp_path, lambda *_: None, lambda _peer, kind, _id, body: delivered.append((kind, body)))
+    table = ConnectionTable(tmp_path, lambda *_: None, lambda _peer, kind, _id, body: delivered.append((kind, body)))
     peer, luck = table.expect("a", 1, b"i", b"t" * 32), random.Random(3)
     table.confirm(peer, 1)
     worker = Channel(1, tmp_path)

@@ -13,8 +13,8 @@ import pytest
 from orch.processes import descriptors, worker_logs
 from orch.processes.base import LaunchRequest
 from orch.processes.environment import clean_environment, command
-from orch.processes.exec import Child, Children, ExecLauncher, birth_pipe
-from orch.processes.restart_intensity import Intensity
+from orch.processes.exec import ChildProcess, ChildProcesses, ExecLauncher, birth_pipe
+from orch.processes.restart_intensity import RestartIntensity
 from orch.processes.zygote import ZygoteLauncher
 from orch_protocol.agent.spec import Birth, Limits
 from orch_protocol.core.errors import LaunchError, UnsupportedPlatformError
@@ -157,7 +157,7 @@ class TestIntensity:
     def test_fourth_restart_in_a_minute_is_refused(self) -> None:
         """Three restarts pass, the fourth does not, until the first is a minute old."""
         now = 0.0
-        intensity = Intensity(clock=lambda: now)
+        intensity = RestartIntensity(clock=lambda: now)
         assert [intensity.allow() for _ in range(4)] == [True, True, True, False]
         now = 59.9
         assert not intensity.allow()
@@ -182,10 +182,10 @@ class TestDescriptors:
 
     def test_release_closes_once(self) -> None:
         """A released descriptor is closed, and releasing it again does not close its successor."""
-        reader, writer = map(descriptors.hold, os.pipe())
-        assert descriptors.held(reader)
+        reader, writer = map(descriptors.register, os.pipe())
+        assert descriptors.is_registered(reader)
         descriptors.release(reader)
-        assert not descriptors.held(reader)
+        assert not descriptors.is_registered(reader)
         successor = os.dup(writer)
         descriptors.release(reader)
         os.fstat(successor)
@@ -194,7 +194,7 @@ class TestDescriptors:
 
     def test_sockets_are_closed_as_objects(self) -> None:
         """A held socket knows that it was closed, so that no later collection closes the number again."""
-        left, right = map(descriptors.hold, socket.socketpair())
+        left, right = map(descriptors.register, socket.socketpair())
         descriptors.release(left)
         assert left.fileno() == -1
         descriptors.release(right)
@@ -264,7 +264,7 @@ class TestLogs:
         log = tmp_path / "a1.log"
         log.write_bytes(b"line\n" * worker_logs.LIMIT)
         ends: list[None] = []
-        children = Children(lambda: ends.append(None))
+        children = ChildProcesses(lambda: ends.append(None))
         child = fake_child(str(log))[0]
         children.add(child)
         assert log.stat().st_size < worker_logs.LIMIT
@@ -275,11 +275,11 @@ class TestLogs:
         assert ends == [None]
 
 
-def fake_child(log: str = "") -> tuple[Child, int, int]:
+def fake_child(log: str = "") -> tuple[ChildProcess, int, int]:
     """Return a child whose pidfd is a pipe, the pipe's other end, and the end that its worker would hold."""
     pidfd, end = os.pipe()
-    worker, lifeline = map(descriptors.hold, os.pipe())
-    return Child(os.getpid(), pidfd, lifeline, log), end, worker
+    worker, lifeline = map(descriptors.register, os.pipe())
+    return ChildProcess(os.getpid(), pidfd, lifeline, log), end, worker
 
 
 class TestChild:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
-from orch.processes.router import Peer, PeerTable, Router
+from orch.processes.router import ConnectionTable, Router, WorkerConnection
 from orch_protocol.wire.frames import VERSION, Channel
 from orch_protocol.wire.worker_messages import Hello, Nothing, Query, Ready
 
@@ -24,13 +24,13 @@ class Table:
     def __init__(self, spool: Path, pid: int | None = PID) -> None:
         self.delivered: list[tuple[str, Any]] = []
         self.sent: list[tuple[bytes, bytes]] = []
-        self.table = PeerTable(spool, lambda ident, data: self.sent.append((ident, data)), self._deliver)
+        self.table = ConnectionTable(spool, lambda ident, data: self.sent.append((ident, data)), self._deliver)
         self.peer = self.table.expect("a1", 7, IDENT, TOKEN)
         self.worker = Channel(7, spool)
         if pid is not None:
             self.table.confirm(self.peer, pid)
 
-    def _deliver(self, _: Peer, kind: str, _id: str, body: Any) -> None:
+    def _deliver(self, _: WorkerConnection, kind: str, _id: str, body: Any) -> None:
         self.delivered.append((kind, body))
 
     def hello(self, token: bytes = TOKEN, version: int = VERSION, pid: int = PID, sender: int = PID) -> None:

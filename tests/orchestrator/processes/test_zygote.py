@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from orch.processes.base import LaunchRequest
-from orch.processes.exec import Child, Children
-from orch.processes.zygote import IN_FLIGHT, Forker
+from orch.processes.exec import ChildProcess, ChildProcesses
+from orch.processes.zygote import IN_FLIGHT, ZygoteClient
 from orch_protocol.agent.spec import Birth
 from orch_protocol.core.errors import LaunchError
 from orch_protocol.wire.zygote_messages import (
@@ -34,9 +34,9 @@ class Zygote:
     def __init__(self, folder: Path, boot_timeout: float = 20.0) -> None:
         self.folder = folder
         self.pipes: list[int] = []
-        self.children = Children(lambda: None)
+        self.children = ChildProcesses(lambda: None)
         shim: Any = self
-        self.forker = Forker(
+        self.forker = ZygoteClient(
             "lean", shim, self.children, entry="x:main", boot_timeout=boot_timeout, log=folder / "processes.log"
         )
 
@@ -64,7 +64,7 @@ class Zygote:
         """Report to the root."""
         socket.send_fds(self.control, [encode(report)], descriptors)
 
-    def fork(self, agent: str = "a1") -> asyncio.Task[Child]:
+    def fork(self, agent: str = "a1") -> asyncio.Task[ChildProcess]:
         """Ask for a worker."""
         log = str(self.folder / "log")
         request = LaunchRequest(agent, 1, b"i", "x", Birth(b"t"), "lean", log, str(self.folder))

@@ -70,7 +70,7 @@ def lived(tmp_path: Path, session: Path | None = None, **options: Any) -> tuple[
                 agent = await world.sessions.import_(session, backend=backend, tools=["read_file"], cwd=tmp_path)
             await agent.query("What is there?")
             await agent.query("Is that all?")
-            return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
+            return found_of(await agent.state()), world.supervisor.tree.agents[agent.id].spec
 
     return asyncio.run(live())
 
@@ -242,7 +242,7 @@ def test_what_was_compacted_is_compacted_again(tmp_path: Path) -> None:
                 await agent.query(f"Question {number}?")
             await agent.session.compact()
             await agent.query("Sure?")
-            return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
+            return found_of(await agent.state()), world.supervisor.tree.agents[agent.id].spec
 
     story = told_again(*asyncio.run(live()))
     assert len(story["shortened"]) >= 2
@@ -267,7 +267,7 @@ def test_what_was_archived_is_a_holder_s_again(tmp_path: Path) -> None:
             (tmp_path / "one.txt").write_text("this is one\n")
             for question in ("Which?", "Sure?", "Really?"):
                 await agent.query(question)
-            return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
+            return found_of(await agent.state()), world.supervisor.tree.agents[agent.id].spec
 
     story = told_again(*asyncio.run(live()))
     holders = [each["holder"] for each in story["shortened"] if "holder" in each]
@@ -294,7 +294,7 @@ def test_what_was_remembered_is_remembered_again(tmp_path: Path) -> None:
             agent = await world.spawn("Look", backend=backend, tools=["remember"], cwd=tmp_path, context="none")
             for question in ("Which valve?", "Sure?", "Now?"):
                 await agent.query(question)
-            return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
+            return found_of(await agent.state()), world.supervisor.tree.agents[agent.id].spec
 
     found, agent = asyncio.run(live())
     assert agent.memory is not None
@@ -324,7 +324,7 @@ def test_a_way_back_behind_an_answer_is_told_again(tmp_path: Path) -> None:
             await agent.query("Sure?")
             await agent.session.checkout(answer)
             await agent.query("And else?")
-            return found_of(await agent.state()), world.supervisor.tree.nodes[agent.id].spec
+            return found_of(await agent.state()), world.supervisor.tree.agents[agent.id].spec
 
     story = told_again(*asyncio.run(live()))
     assert [message["text"] for message in story["conversation"]] == ["Which?", "One.", "And else?", "Three."]

@@ -208,7 +208,7 @@ class TestProgram:
 
 def spec_of(world: World, agent: Any) -> SkillsSpec:
     """Return the skills that an agent has."""
-    return world.supervisor.tree.nodes[agent.id].spec.skills
+    return world.supervisor.tree.agents[agent.id].spec.skills
 
 
 def offered(*names: str) -> list[Found]:
@@ -350,7 +350,7 @@ class TestAgents:
         async with opened(home, config=nested) as world:
             agent = await world.scripted(items=[below, "done"], cwd=tmp_path / "project", tools=["spawn_subagent"])
             await agent.query("go")
-            specs = [node.spec for node in world.supervisor.tree.nodes]
+            specs = [node.spec for node in world.supervisor.tree.agents]
             assert [list(spec.sandbox.read) for spec in specs] == [folders, folders[1:]]
 
 

@@ -14,7 +14,7 @@ from orch import Limits, ScriptedBackend
 from orch.services import GRANTS, HANDLERS, OF_ITS_OWN, call, serve_worker
 from orch.testing import FakeLauncher
 from orch.tree.agents.agent_refs import resolve
-from orch.tree.agents.state import Nodes
+from orch.tree.agents.state import TreeState
 from orch_protocol.core.errors import (
     AgentError,
     AgentNotFoundError,
@@ -119,7 +119,7 @@ async def test_killing_all_spares_nobody(tmp_path: Path) -> None:
         child = await world.resume(two.id)
         assert (await child.query("go")).text == "fine"
         assert await world.kill(all=True) == (two.id,)
-        assert not world.supervisor.tree.nodes.alive
+        assert not world.supervisor.tree.agents.alive
 
 
 # Bad requests.
@@ -150,7 +150,7 @@ async def test_an_agent_whose_program_does_not_wait_for_it_is_ended(tmp_path: Pa
             spawning = asyncio.ensure_future(
                 call(world.supervisor, None, "spawn", Spawn("t", script=("hi",), request_id=request_id))
             )
-            while len(world.supervisor.tree.nodes) < len(statuses):  # noqa: ASYNC110
+            while len(world.supervisor.tree.agents) < len(statuses):  # noqa: ASYNC110
                 await asyncio.sleep(0)  # until it is about to come up
             spawning.cancel()
             await asyncio.gather(spawning, return_exceptions=True)
@@ -287,7 +287,7 @@ def test_a_reference_to_nobody_is_refused_shortly(ref: str) -> None:
     forest = Forest()
     forest.spawn()
     with pytest.raises(AgentNotFoundError) as caught:
-        resolve(forest.tree.nodes, ref)
+        resolve(forest.tree.agents, ref)
     assert len(str(caught.value)) < 300
 
 
@@ -295,9 +295,9 @@ def test_leading_zeros_do_not_matter() -> None:
     """007 is agent 7, and 0 is nobody."""
     forest = Forest()
     id = forest.spawn()
-    assert resolve(forest.tree.nodes, "001").spec.id == id
+    assert resolve(forest.tree.agents, "001").spec.id == id
     with pytest.raises(AgentNotFoundError, match="no agent has number 000"):
-        resolve(forest.tree.nodes, "000")
+        resolve(forest.tree.agents, "000")
 
 
 def test_a_typing_error_is_answered_with_the_nearest_name() -> None:
@@ -307,9 +307,9 @@ def test_a_typing_error_is_answered_with_the_nearest_name() -> None:
         forest.spawn(name=f"worker-{number}")
     forest.spawn(name="scout")
     with pytest.raises(AgentNotFoundError, match="did you mean 'scout'"):
-        resolve(forest.tree.nodes, "scuot")
+        resolve(forest.tree.agents, "scuot")
     with pytest.raises(AgentNotFoundError, match="empty reference"):
-        resolve(Nodes(), " ")
+        resolve(TreeState(), " ")
 
 
 @virtual

@@ -12,7 +12,7 @@ from agent_history import PROFILES, Life, steps
 from damaged_lines import spoilt
 from orch.cli import run
 from orch.sessions.findings import examine, in_session, repair
-from orch.tree.journal.entries import Opened
+from orch.tree.journal.entries import RunStarted
 from orch.tree.journal.journal import Journal
 from orch_protocol.core.messages import assistant
 from orch_worker.session.log.lock import FolderLock
@@ -25,8 +25,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home"
     FolderLock.acquire(home / "runs" / "r").release()
     journal = Journal.open(home / "runs" / "r" / "journal.jsonl")
-    journal.append([Opened(at=1.0, pid=1)])
-    journal.append([Opened(at=2.0, pid=2)])
+    journal.append([RunStarted(at=1.0, pid=1)])
+    journal.append([RunStarted(at=2.0, pid=2)])
     journal.close()
     FolderLock.acquire(home / "sessions" / "a").release()
     life = Life(home / "sessions" / "a", PROFILES["tight"])

@@ -5,19 +5,19 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from orch.supervisor.disk_io import THREADS, Disk
-from orch.tree.journal.entries import Opened
+from orch.supervisor.disk_io import THREADS, DiskWriter
+from orch.tree.journal.entries import RunStarted
 from orch.tree.journal.journal import Journal
 
 
 async def test_the_journal_is_synced_while_large_files_are_read(tmp_path: Path) -> None:
     """However many of them: it has a thread of its own."""
     journal = Journal.open(tmp_path / "journal.jsonl")
-    disk = Disk(journal)
+    disk = DiskWriter(journal)
     read = threading.Event()
     reading = [disk.do(read.wait) for _ in range(THREADS + 1)]
     try:
-        journal.append([Opened(at=0.0, pid=1)])
+        journal.append([RunStarted(at=0.0, pid=1)])
         assert journal.log.dirty
         disk._sync()
         assert disk._syncing is not None

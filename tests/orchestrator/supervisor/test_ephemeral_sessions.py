@@ -10,9 +10,9 @@ from orch import ArchivalConfig, AsyncOrchestrator, Config, MemoryConfig, Script
 from orch.config.paths import sessions_of
 from orch.sessions.findings import examine
 from orch.supervisor import ephemeral_sessions
-from orch.supervisor.ephemeral_sessions import Fleeting
+from orch.supervisor.ephemeral_sessions import EphemeralSessions
 from orch.testing import FakeLauncher, fake_world
-from orch.tree.journal.entries import Killed, Spawned
+from orch.tree.journal.entries import AgentKilled, AgentSpawned
 from orch.tree.journal.journal import Journal
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentGoneError, ConfigError, SpawnError
@@ -52,7 +52,7 @@ class TestFolders:
 
     def test_nothing_is_made_before_it_is_needed(self, memory: Path) -> None:
         """And nothing is left."""
-        folders = Fleeting(memory)
+        folders = EphemeralSessions(memory)
         folders.close()
         assert list(memory.iterdir()) == []
         folder = folders.folder("a")
@@ -64,13 +64,13 @@ class TestFolders:
 
     def test_what_a_root_left_that_was_killed_is_removed_by_the_next(self, memory: Path) -> None:
         """What belongs to one that lives stays."""
-        living, dead = Fleeting(memory), Fleeting(memory)
+        living, dead = EphemeralSessions(memory), EphemeralSessions(memory)
         for folders in (living, dead):
             folders.folder("a").mkdir()
         left = dead.folder("a")
         assert isinstance(dead._lock, FolderLock)
         dead._lock.release()
-        third = Fleeting(memory)
+        third = EphemeralSessions(memory)
         third.folder("b")
         assert not left.exists()
         assert living.folder("a").exists()
@@ -83,20 +83,20 @@ class TestFolders:
             if place.exists() and ephemeral_sessions.file_system(place) in ephemeral_sessions.KINDS:
                 continue
             with pytest.raises(SpawnError, match="persist=False needs a file system in memory"):
-                Fleeting(place).folder("a")
+                EphemeralSessions(place).folder("a")
 
 
 def test_the_journal_holds_no_word_of_it(tmp_path: Path) -> None:
     """Of others it holds everything."""
     journal = Journal.open(tmp_path / "j.jsonl")
-    journal.append([Spawned(at=1.0, id="kept", spec=spec("kept", persist=True))])
-    journal.append([Spawned(at=2.0, id="gone", spec=spec("gone", persist=False))])
-    journal.record([Killed(at=3.0, id="gone", by="me"), Killed(at=4.0, id="kept", by="me")])
+    journal.append([AgentSpawned(at=1.0, id="kept", spec=spec("kept", persist=True))])
+    journal.append([AgentSpawned(at=2.0, id="gone", spec=spec("gone", persist=False))])
+    journal.record([AgentKilled(at=3.0, id="gone", by="me"), AgentKilled(at=4.0, id="kept", by="me")])
     journal.close()
     again = Journal.open(tmp_path / "j.jsonl")
     assert [(type(entry).__name__, getattr(entry, "id", "")) for entry in again.entries] == [
-        ("Spawned", "kept"),
-        ("Killed", "kept"),
+        ("AgentSpawned", "kept"),
+        ("AgentKilled", "kept"),
     ]
     again.close()
     assert b"gone" not in (tmp_path / "j.jsonl").read_bytes()
@@ -117,7 +117,7 @@ async def test_nothing_of_it_is_on_the_disk(memory: Path, tmp_path: Path, capsys
         assert all(folder.is_relative_to(memory) and folder.exists() for folder in folders)
         assert not any(b"secret" in path.read_bytes() for path in files(home))
         assert "archived" in capsys.readouterr().err
-        tree = o.supervisor.tree.nodes
+        tree = o.supervisor.tree.agents
         assert (tree[agent.id].spec.archival, tree[agent.id].spec.memory) == (None, None)
         with pytest.raises(ConfigError, match="so nothing of it is archived"):
             await o.archives.list(agent.id)

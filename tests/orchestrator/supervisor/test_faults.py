@@ -169,7 +169,7 @@ async def test_what_cannot_be_said_now_is_said_to_the_next_process(tmp_path: Pat
         await until(lambda: world.status(agent) == "died")
         assert (await agent.query("second")).text == "two"
         assert "xxx" in str(read_session(Path((await agent.state()).folder)).messages[-2])
-        assert world.supervisor.tree.nodes[agent.id].unheard == {}
+        assert world.supervisor.tree.agents[agent.id].unheard == {}
 
 
 # Disks that are full.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orch.supervisor.heartbeat import GRACE_SECONDS, Pulses
+from orch.supervisor.heartbeat import GRACE_SECONDS, Heartbeats
 from orch.supervisor.query_deadlines import CHECK_SECONDS
-from orch.tree.agents.state import Node
+from orch.tree.agents.state import AgentRecord
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, Limits
 from orch_protocol.core.errors import AgentDiedError
 from orchestrator.root_double import opened
@@ -18,18 +18,18 @@ from virtual_clock import VirtualLoop, passed, until, virtual
 TOOL_SECONDS = 90.0
 
 
-def agent(incarnation: int = 1) -> Node:
+def agent(incarnation: int = 1) -> AgentRecord:
     """Return an agent at work whose tools may take 90 s."""
     spec = AgentSpec(
         id="a", seq=1, name="a", task="t", backend=BackendSpec("scripted"), folder="/", cwd="/",
         limits=Limits(tool_seconds=TOOL_SECONDS),
     )  # fmt: skip
-    return Node(spec, 0.0, 0.0, status="busy", incarnation=incarnation)
+    return AgentRecord(spec, 0.0, 0.0, status="busy", incarnation=incarnation)
 
 
-async def looked(pulses: Pulses, node: Node, seconds: float) -> list[Node]:
+async def looked(pulses: Heartbeats, node: AgentRecord, seconds: float) -> list[AgentRecord]:
     """Look as often as a root does for so long; return what was found silent."""
-    found: list[Node] = []
+    found: list[AgentRecord] = []
     for _ in range(round(seconds / CHECK_SECONDS)):
         await passed(CHECK_SECONDS)
         found += pulses.look([node])
@@ -40,7 +40,7 @@ async def looked(pulses: Pulses, node: Node, seconds: float) -> list[Node]:
 async def test_who_says_nothing_for_longer_than_a_tool_may_take_is_stuck() -> None:
     """It is asked each time that somebody looks, and given up when its time and some grace are over; not before."""
     asked: list[str] = []
-    pulses, node = Pulses(asked.append), agent()
+    pulses, node = Heartbeats(asked.append), agent()
     pulses.beat("a", 1)
     assert await looked(pulses, node, TOOL_SECONDS + GRACE_SECONDS) == []
     assert len(asked) == 4
@@ -50,7 +50,7 @@ async def test_who_says_nothing_for_longer_than_a_tool_may_take_is_stuck() -> No
 @virtual
 async def test_whatever_is_heard_counts_and_only_of_this_process() -> None:
     """A word in time is enough; what the last process said does not speak for this one."""
-    pulses, node = Pulses(lambda _: None), agent(incarnation=2)
+    pulses, node = Heartbeats(lambda _: None), agent(incarnation=2)
     for _ in range(10):
         assert await looked(pulses, node, TOOL_SECONDS) == []
         pulses.beat("a", 2)
@@ -62,7 +62,7 @@ async def test_whatever_is_heard_counts_and_only_of_this_process() -> None:
 @virtual
 async def test_a_root_that_was_asleep_judges_nobody_by_it() -> None:
     """After an hour without a look everybody has all of their time again."""
-    pulses, node = Pulses(lambda _: None), agent()
+    pulses, node = Heartbeats(lambda _: None), agent()
     pulses.beat("a", 1)
     await passed(3600)
     assert pulses.slept() == 3600 - CHECK_SECONDS

@@ -70,7 +70,7 @@ async def test_a_hard_end_is_told_by_the_next_root(tmp_path: Path) -> None:
     gate = Gate()
     async with World(tmp_path, run="r") as world:
         id = (await halted(world, gate, hard=True)).id
-        folded = world.refolded().nodes[id].last
+        folded = world.refolded().agents[id].last
         assert folded is not None
         assert folded.ended
     async with World(tmp_path, run="r") as world:

@@ -44,7 +44,7 @@ async def spawned(o: World, *said: Any, beside: tuple[str, ...] = (), **options:
 
 def session(o: World, agent: AsyncSubagent) -> Session:
     """Return the agent's session, as its file has it."""
-    return read_session(Path(o.supervisor.tree.nodes[agent.id].spec.folder))
+    return read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder))
 
 
 def phases(o: World, agent: AsyncSubagent) -> list[PhaseEntry]:
@@ -96,7 +96,7 @@ async def test_a_model_assesses_and_reflects_and_is_paid_for(tmp_path: Path) -> 
 
 def folder_file(o: World, agent: AsyncSubagent) -> Path:
     """Return the agent's session file."""
-    return Path(o.supervisor.tree.nodes[agent.id].spec.folder) / "session.jsonl"
+    return Path(o.supervisor.tree.agents[agent.id].spec.folder) / "session.jsonl"
 
 
 async def test_what_a_dead_process_paid_for_reflecting_counts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from orch import Config, ContextConfig, SubagentsConfig
 from orch.supervisor import project_facts
-from orch.supervisor.project_facts import MOST, Projects
+from orch.supervisor.project_facts import MOST, ProjectFacts
 from orch_protocol.agent.project import Surveyed
 from orch_worker.prompt import project_scan
 from orchestrator.root_double import opened
@@ -49,7 +49,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 @virtual
 async def test_a_folder_is_looked_at_once(folder: Path, looks: list[Path]) -> None:
     """For one who asks after another, and for two at once; other context files are another look."""
-    there = Projects()
+    there = ProjectFacts()
     first = await there.of(folder, RULES)
     assert await there.of(folder, RULES) is first
     assert looks == [folder]
@@ -74,18 +74,18 @@ async def test_a_folder_is_looked_at_once(folder: Path, looks: list[Path]) -> No
 )
 async def test_what_has_changed_is_seen(folder: Path, looks: list[Path], change: Callable[[Path], object]) -> None:
     """A file that is told of, one that is ignored by, one more or less anywhere below."""
-    there = Projects()
+    there = ProjectFacts()
     await there.of(folder, RULES)
     change(folder)
     after = await there.of(folder, RULES)
     assert len(looks) == 2
-    assert after == await Projects().of(folder, RULES)
+    assert after == await ProjectFacts().of(folder, RULES)
 
 
 @virtual
 async def test_a_context_file_in_a_folder_is_seen_to_come(folder: Path, looks: list[Path]) -> None:
     """Also where there was no such folder."""
-    there = Projects()
+    there = ProjectFacts()
     await there.of(folder, RULES)
     (folder / "docs").mkdir()
     await there.of(folder, RULES)
@@ -100,7 +100,7 @@ async def test_what_was_changed_just_now_is_looked_at_again(
 ) -> None:
     """It might be changed once more without another time stamp."""
     monkeypatch.setattr(project_facts, "SETTLED_NS", 10**12)
-    there = Projects()
+    there = ProjectFacts()
     await there.of(folder, RULES)
     await there.of(folder, RULES)
     assert len(looks) == 2
@@ -112,7 +112,7 @@ async def test_what_time_cut_short_is_looked_at_again(
 ) -> None:
     """A folder that was seen in part is not taken for what it is."""
     monkeypatch.setattr(project_facts, "WALK_SECONDS", -1.0)
-    there = Projects()
+    there = ProjectFacts()
     await there.of(folder, RULES)
     await there.of(folder, RULES)
     assert len(looks) == 2
@@ -121,7 +121,7 @@ async def test_what_time_cut_short_is_looked_at_again(
 @virtual
 async def test_a_bounded_number_is_kept(tmp_path: Path, looks: list[Path]) -> None:
     """The folder that was asked about longest ago is forgotten."""
-    there = Projects()
+    there = ProjectFacts()
     folders = [tmp_path / f"f{number}" for number in range(MOST + 1)]
     for each in folders:
         each.mkdir()

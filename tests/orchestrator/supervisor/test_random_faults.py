@@ -85,7 +85,7 @@ class Storm:
         """Let one agent ask another, to be woken by the answer."""
         root = self.world.supervisor
         asker, asked = self.any(), self.any()
-        root.ask(root.tree.nodes[asked.id], "go", asker=asker.id, wake=self.luck.choice(["any", "all", 2]))
+        root.ask(root.tree.agents[asked.id], "go", asker=asker.id, wake=self.luck.choice(["any", "all", 2]))
 
     async def collect(self) -> None:
         """Take what is there."""
@@ -145,14 +145,14 @@ async def test_after_a_storm_all_is_settled(tmp_path: Path, seed: int) -> None:
         async with asyncio.timeout(10_000):
             await asyncio.gather(*(storm.client(40) for _ in range(6)))
         storm.calm = True
-        await until(lambda: not root.tree.nodes.pending and not root._waking, 10_000)
-        await until(lambda: not any(node.running and node.status == "killed" for node in root.tree.nodes), 100)
+        await until(lambda: not root.tree.agents.pending and not root._waking, 10_000)
+        await until(lambda: not any(node.running and node.status == "killed" for node in root.tree.agents), 100)
         root.write_down()
         assert len(storm.answers) == len(set(storm.answers))
         assert root._calls._tasks == root.workers._launches == root._turns._prompts == root._turns._sent == {}
         assert root.workers.processes.keys() == root.workers._peers.keys()
-        assert {node.spec.id for node in root.tree.nodes if node.running} == root.workers.processes.keys()
-        for node in root.tree.nodes:
+        assert {node.spec.id for node in root.tree.agents if node.running} == root.workers.processes.keys()
+        for node in root.tree.agents:
             assert node.watching or not node.news
             # What a killed agent would have heard waits for its first turn after it was resumed.
             assert node.spec.id in storm.killed or node.status == "failed" or not node.inbox

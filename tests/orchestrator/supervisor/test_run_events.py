@@ -33,16 +33,19 @@ async def test_events_are_replayed_from_a_number(tmp_path: Path) -> None:
         assert {event.run for event in first} == {"r"}
         assert [event.at for event in first] == sorted(event.at for event in first)
         kinds = [event.kind for event in first]
-        assert [kind for kind in kinds if kind in ("spawned", "up", "asked", "answered")] == [
-            *("spawned", "up", "asked", "answered")
-        ]
+        assert [
+            kind for kind in kinds if kind in ("agent_spawned", "worker_ready", "query_started", "query_finished")
+        ] == [*("agent_spawned", "worker_ready", "query_started", "query_finished")]
         [asked, answered] = [event for event in first if event.turn]
         assert asked.turn == answered.turn
         assert (answered.agent_id, answered.data["stop_reason"]) == (agent.id, "end_turn")
         assert "one" not in str(answered)
         await agent.query("Go on")
         later = await world.events(first[-1].n)
-        assert [(event.n, event.kind) for event in later] == [(len(first) + 1, "asked"), (len(first) + 2, "answered")]
+        assert [(event.n, event.kind) for event in later] == [
+            (len(first) + 1, "query_started"),
+            (len(first) + 2, "query_finished"),
+        ]
         other = await world.scripted("x")
         assert {event.agent_id for event in await world.events(ref=other.id)} == {other.id}
 
@@ -67,7 +70,7 @@ async def test_who_waits_is_told_as_it_happens(tmp_path: Path) -> None:
         waiting = asyncio.create_task(world.events(last, timeout=60.0))
         agent = await world.scripted("one")
         first = (await waiting)[0]
-        assert (first.kind, first.agent_id) == ("spawned", agent.id)
+        assert (first.kind, first.agent_id) == ("agent_spawned", agent.id)
         last = (await world.events())[-1].n
         assert await world.events(last, timeout=0.5) == []
 

@@ -169,7 +169,7 @@ async def test_an_agent_is_woken_by_its_subagents(tmp_path: Path) -> None:
         )
         assert (await parent.query("start")).text == "waiting"
         gate.open.set()
-        await until(lambda: world.supervisor.tree.nodes[parent.id].queries == 2)
+        await until(lambda: world.supervisor.tree.agents[parent.id].queries == 2)
         reply = await parent.collect()
         assert reply is not None
         assert child.id in reply.text
@@ -185,7 +185,7 @@ async def test_news_finds_its_reader_when_there_is_room(tmp_path: Path) -> None:
         parent = await world.scripted("woken", tools=NEST)
         child = await world.scripted({"tool": "gate"}, "done", {"text": "more", "sleep": 99}, tools=[gate.tool()])
         root = world.supervisor
-        node = root.tree.nodes[child.id]
+        node = root.tree.agents[child.id]
         query_id = root.ask(node, "go", asker=parent.id, wake="all")
         await gate.called.wait()
         world.launcher.worker(parent.id).die(-9)
@@ -197,7 +197,7 @@ async def test_news_finds_its_reader_when_there_is_room(tmp_path: Path) -> None:
         await passed(20)
         assert (world.status(parent), world.status(child)) == ("died", "busy")
         await busy
-        await until(lambda: root.tree.nodes[parent.id].queries, 10)
+        await until(lambda: root.tree.agents[parent.id].queries, 10)
         reply = await parent.collect()
         assert reply is not None
         assert reply.text == "woken"

@@ -67,7 +67,7 @@ async def test_a_launch_without_end_is_called_off(tmp_path: Path) -> None:
     async with opened(tmp_path, launcher=launcher) as world:
         with pytest.raises(LaunchError, match="no process in time"):
             await world.scripted(name="x")
-        assert not world.supervisor.tree.nodes.alive
+        assert not world.supervisor.tree.agents.alive
         launcher.go.set()
         await passed(1)
         assert launcher.workers == []

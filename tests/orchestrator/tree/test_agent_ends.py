@@ -7,23 +7,33 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orch.tree.journal.entries import Answered, Ended
+from orch.tree.journal.entries import QueryFinished, WorkerExited
 from orch.tree.journal.events import (
-    Cancel,
-    Collect,
-    Hear,
+    CancelTurn,
+    CollectReply,
+    ConfirmSteering,
     Kill,
     LaunchFailed,
+    QueueSteering,
     Recover,
-    Rest,
     Resume,
-    Steer,
-    StopOverdue,
-    Sweep,
+    RetireIdleAgents,
+    StopIfIdle,
+    StopTimeout,
 )
 from orch_protocol.core.errors import AgentBusyError, AgentGoneError, OrchError
 from orch_protocol.core.messages import Reply, Usage
-from orchestrator.tree_double import Ask, Forest, Gone, Launch, Notify, Send, Signal, Timer, WorkerUp
+from orchestrator.tree_double import (
+    Forest,
+    Launch,
+    Notify,
+    ProcessExited,
+    Send,
+    Signal,
+    StartQuery,
+    Timer,
+    WorkerBooted,
+)
 
 # Ending.
 
@@ -47,10 +57,10 @@ def test_a_death_in_a_turn_fails_the_query_unless_the_transcript_has_the_reply()
     forest.gone(lost, usage=Usage(1, 2))
     assert forest.told(Notify)[0].error.type == "AgentDiedError"
     assert "signal 9" in forest.told(Notify)[0].error.message
-    assert forest.tree.nodes[lost].usage == Usage(1, 2)
+    assert forest.tree.agents[lost].usage == Usage(1, 2)
     forest.gone(saved, recovered=Reply(saved, "q2", "made it", usage=Usage(3, 4)))
     assert forest.told(Notify)[0].value.text == "made it"
-    assert forest.tree.nodes[saved].usage == Usage(3, 4)
+    assert forest.tree.agents[saved].usage == Usage(3, 4)
     assert forest.status(lost) == forest.status(saved) == "died"
 
 
@@ -79,10 +89,10 @@ def test_news_of_an_older_incarnation_changes_nothing() -> None:
     forest.gone(id)
     forest.ask(id)
     forest.up(id)
-    forest.handle(Gone(id, 1, -9))
-    forest.handle(WorkerUp(id, 1, 7))
+    forest.handle(ProcessExited(id, 1, -9))
+    forest.handle(WorkerBooted(id, 1, 7))
     assert forest.status(id) == "busy"
-    assert forest.tree.nodes[id].pid == 102
+    assert forest.tree.agents[id].pid == 102
 
 
 def test_killing_ends_everything_below_children_first() -> None:
@@ -117,7 +127,7 @@ def test_a_killed_agent_keeps_its_usage_and_answers_after_resume() -> None:
     forest.handle(Kill((id,), "the user"))
     forest.gone(id)
     assert forest.status(id) == "killed"
-    assert forest.tree.nodes.tree_usage(id) == Usage(10, 5, cost_usd=0.5)
+    assert forest.tree.agents.tree_usage(id) == Usage(10, 5, cost_usd=0.5)
     forest.handle(Resume(id))
     assert forest.status(id) == "cold"
     forest.ask(id)
@@ -144,7 +154,7 @@ def test_an_agent_killed_as_it_starts_is_gone_when_its_launch_is() -> None:
     forest.handle(Kill((failed, started), "the user"))
     forest.handle(LaunchFailed(failed, 1, "too late"))
     assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{failed}:1"]
-    forest.handle(WorkerUp(started, 1, 7))
+    forest.handle(WorkerBooted(started, 1, 7))
     forest.gone(started)
     assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{started}:1"]
     forest.gone(started)
@@ -163,7 +173,7 @@ def test_usage_rolls_up_the_tree() -> None:
         forest.ask(id)
         forest.finish(id)
     forest.handle(Kill((two,), "the user"))
-    assert forest.tree.nodes.tree_usage(one) == Usage(20, 10, cost_usd=1.0)
+    assert forest.tree.agents.tree_usage(one) == Usage(20, 10, cost_usd=1.0)
 
 
 def test_an_agent_that_idles_long_enough_goes_cold() -> None:
@@ -171,12 +181,12 @@ def test_an_agent_that_idles_long_enough_goes_cold() -> None:
     forest = Forest(timeout_minutes=1)
     id = forest.spawn()
     forest.now += 59
-    forest.handle(Sweep())
+    forest.handle(RetireIdleAgents())
     assert forest.told(Signal) == []
     forest.now += 1
-    forest.handle(Sweep())
+    forest.handle(RetireIdleAgents())
     assert forest.told(Signal) == [Signal(id, 1, "stop")]
-    forest.handle(StopOverdue(id, 1))
+    forest.handle(StopTimeout(id, 1))
     assert forest.told(Signal) == [Signal(id, 1, "kill")]
     forest.gone(id, 0)
     assert forest.status(id) == "cold"
@@ -187,7 +197,7 @@ def test_a_query_to_an_agent_that_is_leaving_is_answered_by_its_next_process() -
     forest = Forest(timeout_minutes=1)
     id = forest.spawn()
     forest.now += 60
-    forest.handle(Sweep())
+    forest.handle(RetireIdleAgents())
     forest.ask(id)
     forest.gone(id, 0)
     assert forest.told(Launch) == [Launch(id, 2)]
@@ -208,11 +218,11 @@ def test_a_new_root_finds_every_agent_of_the_last_one() -> None:
     forest.tree = forest.refold()
     forest.handle(Recover(1, {"q2": Reply(saved, "q2", "made it")}, {"q1": Usage(1, 2)}))
     assert [forest.status(id) for id in (idle, lost, saved, killed)] == ["cold", "died", "cold", "killed"]
-    assert forest.handle(Collect(saved, "the user")).reply.text == "made it"
-    assert forest.handle(Collect(lost, "the user")).error.type == "AgentDiedError"
-    assert forest.tree.nodes[lost].usage == Usage(1, 2)
-    assert forest.tree.nodes[idle].spec.name == "idle"
-    assert not forest.tree.nodes.alive
+    assert forest.handle(CollectReply(saved, "the user")).reply.text == "made it"
+    assert forest.handle(CollectReply(lost, "the user")).error.type == "AgentDiedError"
+    assert forest.tree.agents[lost].usage == Usage(1, 2)
+    assert forest.tree.agents[idle].spec.name == "idle"
+    assert not forest.tree.agents.alive
 
 
 def test_news_of_a_run_that_ended_waits_for_its_reader() -> None:
@@ -224,14 +234,14 @@ def test_news_of_a_run_that_ended_waits_for_its_reader() -> None:
     forest.tree = forest.refold()
     forest.handle(Recover(1))
     assert forest.last == []
-    assert "cut short" in forest.tree.nodes[parent].inbox[0]
+    assert "cut short" in forest.tree.agents[parent].inbox[0]
 
 
 def test_accepted_query_is_asked_again_by_the_next_root() -> None:
     """The journal has its whole prompt; one that nobody can ask again is the asynchronous one alone."""
     forest = Forest()
     cold, starting, waited = forest.spawn(), forest.spawn(up=False), forest.spawn()
-    forest.handle(Rest(cold))
+    forest.handle(StopIfIdle(cold))
     forest.gone(cold, code=0)
     for id, prompt in ((cold, "all of it"), (starting, "all of that"), (waited, "")):
         forest.ask(id, f"q-{id}", stays=True, prompt=prompt)
@@ -240,14 +250,14 @@ def test_accepted_query_is_asked_again_by_the_next_root() -> None:
     assert [forest.status(id) for id in (cold, starting, waited)] == ["starting", "starting", "died"]
     relaunches = [timer.event for timer in forest.told(Timer)]
     assert [event.id for event in relaunches] == [cold, starting]
-    assert [node.pending.prompt for node in forest.tree.nodes.pending.values()] == ["all of it", "all of that"]
+    assert [node.pending.prompt for node in forest.tree.agents.pending.values()] == ["all of it", "all of that"]
     for event in relaunches:
         forest.handle(event)
         assert forest.told(Launch) == [Launch(event.id, event.incarnation + 1)]
         forest.up(event.id)
         assert forest.told(Send) == [Send(event.id, f"q-{event.id}")]
         forest.finish(event.id, f"q-{event.id}")
-        assert forest.handle(Collect(event.id, "the user")).reply.text == "done"
+        assert forest.handle(CollectReply(event.id, "the user")).reply.text == "done"
 
 
 def test_query_is_asked_again_by_as_many_roots_as_end_before_it() -> None:
@@ -258,9 +268,9 @@ def test_query_is_asked_again_by_as_many_roots_as_end_before_it() -> None:
     for _ in range(3):
         forest.tree = forest.refold()
         forest.handle(Recover(1))
-        forest.journal = forest.tree.nodes.kept(forest.now)
+        forest.journal = forest.tree.agents.kept(forest.now)
         forest.tree = forest.refold()
-    pending = forest.tree.nodes[id].pending
+    pending = forest.tree.agents[id].pending
     assert pending is not None
     assert (pending.query_id, pending.prompt) == ("q", "all of it")
     forest.back(id)
@@ -276,7 +286,7 @@ def test_accepted_query_that_was_begun_is_not_asked_again() -> None:
     forest.tree = forest.refold()
     forest.handle(Recover(1, begun=frozenset({"q"})))
     assert (forest.status(id), forest.told(Timer)) == ("died", [])
-    assert forest.handle(Collect(id, "the user")).error.type == "AgentDiedError"
+    assert forest.handle(CollectReply(id, "the user")).error.type == "AgentDiedError"
 
 
 def test_prompt_of_an_agent_that_is_not_kept_is_in_no_journal() -> None:
@@ -294,15 +304,15 @@ def test_a_process_that_was_killed_is_forgotten_with_its_root() -> None:
     forest.handle(Kill((id,), "the user"))
     forest.tree = forest.refold()
     forest.handle(Recover(1))
-    assert (forest.status(id), forest.tree.nodes[id].pid) == ("killed", None)
+    assert (forest.status(id), forest.tree.agents[id].pid) == ("killed", None)
     forest.handle(Resume(id))
 
 
 def test_entries_about_unknown_agents_are_skipped() -> None:
     """A journal with a damaged line still folds."""
     forest = Forest()
-    forest.tree.apply([Ended(at=1.0, id="nobody", incarnation=1, status="cold")])
-    assert len(forest.tree.nodes) == 0
+    forest.tree.apply([WorkerExited(at=1.0, id="nobody", incarnation=1, status="cold")])
+    assert len(forest.tree.agents) == 0
 
 
 class Life(RuleBasedStateMachine):
@@ -314,7 +324,7 @@ class Life(RuleBasedStateMachine):
         self.queries = 0
 
     def _pick(self, number: int) -> str | None:
-        ids = list(self.forest.tree.nodes.by_id)
+        ids = list(self.forest.tree.agents.by_id)
         return ids[number % len(ids)] if ids else None
 
     def _try(self, act: object, *args: object, **kwargs: object) -> None:
@@ -344,12 +354,12 @@ class Life(RuleBasedStateMachine):
             asking = self._pick(asker)
             self._try(
                 self.forest.handle,
-                Ask(id, f"q{self.queries}", "do it", asking, waits and wake is None, wake if asking else None),
+                StartQuery(id, f"q{self.queries}", "do it", asking, waits and wake is None, wake if asking else None),
             )
 
     @rule(number=st.integers(0, 9), fails=st.booleans(), taken=st.booleans())
     def finish(self, number: int, fails: bool, taken: bool) -> None:
-        if (id := self._pick(number)) and (pending := self.forest.tree.nodes[id].pending):
+        if (id := self._pick(number)) and (pending := self.forest.tree.agents[id].pending):
             error, taken_by = ("broken" if fails else None), ("the user" if taken else None)
             self.forest.finish(id, pending.query_id, error=error, taken_by=taken_by)
 
@@ -372,14 +382,14 @@ class Life(RuleBasedStateMachine):
     def steer(self, number: int, follow_up: bool, heard: bool) -> None:
         if id := self._pick(number):
             self.queries += 1
-            self._try(self.forest.handle, Steer(id, f"s{self.queries}", "so", follow_up))
+            self._try(self.forest.handle, QueueSteering(id, f"s{self.queries}", "so", follow_up))
             if heard:
-                self.forest.handle(Hear(id, f"s{self.queries}"))
+                self.forest.handle(ConfirmSteering(id, f"s{self.queries}"))
 
     @rule(number=st.integers(0, 9), hard=st.booleans())
     def cancel(self, number: int, hard: bool) -> None:
         if id := self._pick(number):
-            self.forest.handle(Cancel(id, hard))
+            self.forest.handle(CancelTurn(id, hard))
 
     @rule(number=st.integers(0, 9))
     def resume(self, number: int) -> None:
@@ -389,12 +399,12 @@ class Life(RuleBasedStateMachine):
     @rule(number=st.integers(0, 9), again=st.booleans())
     def collect(self, number: int, again: bool) -> None:
         if id := self._pick(number):
-            self._try(self.forest.handle, Collect(id, "the user", again))
+            self._try(self.forest.handle, CollectReply(id, "the user", again))
 
     @rule(seconds=st.sampled_from([1, 61]))
     def sweep(self, seconds: int) -> None:
         self.forest.now += seconds
-        self.forest.handle(Sweep())
+        self.forest.handle(RetireIdleAgents())
 
     @rule()
     def restart(self) -> None:
@@ -403,24 +413,24 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def the_tree_is_the_fold_of_its_journal(self) -> None:
-        folded, live = self.forest.refold().nodes, self.forest.tree.nodes
+        folded, live = self.forest.refold().agents, self.forest.tree.agents
         assert folded.by_id == live.by_id
         for index in ("names", "alive", "pending", "requests"):
             assert getattr(folded, index) == getattr(live, index), index
 
     @invariant()
     def each_query_ends_once(self) -> None:
-        ends = [entry.query_id for entry in self.forest.journal if isinstance(entry, Answered)]
+        ends = [entry.query_id for entry in self.forest.journal if isinstance(entry, QueryFinished)]
         assert len(ends) == len(set(ends))
 
     @invariant()
     def the_limits_hold(self) -> None:
-        assert len(self.forest.tree.nodes.alive) <= 4
-        assert all(node.spec.depth <= 3 for node in self.forest.tree.nodes)
+        assert len(self.forest.tree.agents.alive) <= 4
+        assert all(node.spec.depth <= 3 for node in self.forest.tree.agents)
 
     @invariant()
     def an_agent_is_busy_just_when_it_has_a_query_under_way(self) -> None:
-        for node in self.forest.tree.nodes:
+        for node in self.forest.tree.agents:
             if node.status == "busy":
                 assert node.pending is not None
             if node.status == "idle" and not node.stopping:

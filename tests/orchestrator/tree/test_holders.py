@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch.tree.journal.events import Hold
+from orch.tree.journal.events import AddHolder
 from orchestrator.tree_double import Forest, Launch, Signal
 
 
@@ -14,7 +14,7 @@ class Grove(Forest):
     def __init__(self, warm: int, holders: int = 6) -> None:
         super().__init__()
         self.tree.warm_holders = warm
-        self.ids: list[str] = [self.handle(Hold(self.spec(kind="holder"))) for _ in range(holders)]
+        self.ids: list[str] = [self.handle(AddHolder(self.spec(kind="holder"))) for _ in range(holders)]
 
     def wake(self, *ids: str) -> list[str]:
         """Ask holders, bring up those that were cold, and return whose process was told to leave."""
@@ -23,7 +23,7 @@ class Grove(Forest):
             self.now += 1
             self.ask(id)
             left += self._leave()
-            if self.tree.nodes[id].status == "starting":
+            if self.tree.agents[id].status == "starting":
                 self.up(id)
         return left
 
@@ -79,8 +79,8 @@ def test_no_more_are_kept_than_may_be(warm: int) -> None:
     for id in grove.ids:
         grove.wake(id)
         grove.answer(id)
-        assert len(grove.tree.nodes.warm) <= warm
-    assert len(grove.tree.nodes.warm) == warm
+        assert len(grove.tree.agents.warm) <= warm
+    assert len(grove.tree.agents.warm) == warm
 
 
 def test_a_warm_holder_that_is_asked_again_costs_nobody_its_process() -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from orch.tree.journal.events import BootOverdue, Cancel, Collect, Hear, Kill, LaunchFailed, Resume, Steer
+from orch.tree.journal.events import (
+    BootTimeout,
+    CancelTurn,
+    CollectReply,
+    ConfirmSteering,
+    Kill,
+    LaunchFailed,
+    QueueSteering,
+    Resume,
+)
 from orch_protocol.core.errors import (
     AgentBusyError,
     AgentGoneError,
@@ -18,7 +27,7 @@ from orch_protocol.core.errors import (
 )
 from orch_protocol.core.messages import Usage, user
 from orch_protocol.wire import worker_messages
-from orchestrator.tree_double import Forest, Launch, Notify, Send, Signal, Spawn, Timer, WorkerUp
+from orchestrator.tree_double import Forest, Launch, Notify, Send, Signal, Spawn, Timer, WorkerBooted
 
 # Spawning.
 
@@ -27,12 +36,12 @@ def test_a_spawned_agent_is_launched_and_idle_once_it_is_up() -> None:
     """It gets the next number, a name, depth 1, a process and a deadline for it."""
     forest = Forest()
     id = forest.spawn(up=False)
-    node = forest.tree.nodes[id]
+    node = forest.tree.agents[id]
     assert (node.spec.seq, node.spec.name, node.spec.depth, node.status) == (1, "agent-1", 1, "starting")
     assert forest.told(Launch) == [Launch(id, 1)]
-    assert [timer.event for timer in forest.told(Timer)] == [BootOverdue(id, 1)]
+    assert [timer.event for timer in forest.told(Timer)] == [BootTimeout(id, 1)]
     forest.up(id)
-    assert (forest.status(id), forest.tree.nodes[id].pid) == ("idle", 101)
+    assert (forest.status(id), forest.tree.agents[id].pid) == ("idle", 101)
     assert forest.told(Notify) == [Notify(f"up:{id}")]
 
 
@@ -40,9 +49,9 @@ def test_seeded_history_is_let_go_once_the_transcript_has_it() -> None:
     """A long history is not kept twice."""
     forest = Forest()
     id = forest.spawn(up=False, history=(user("long"),))
-    assert forest.tree.nodes[id].spec.history
+    assert forest.tree.agents[id].spec.history
     forest.up(id)
-    assert forest.tree.nodes[id].spec.history == ()
+    assert forest.tree.agents[id].spec.history == ()
 
 
 def test_spawning_is_refused_when_subagents_are_off() -> None:
@@ -76,7 +85,7 @@ def test_whom_a_person_talks_to_is_nobodys_subagent() -> None:
     forest = Forest()
     talker = forest.spawn(depth=0)
     child = forest.spawn(talker)
-    assert [forest.tree.nodes[id].spec.depth for id in (talker, child)] == [0, 1]
+    assert [forest.tree.agents[id].spec.depth for id in (talker, child)] == [0, 1]
     with pytest.raises(DepthCapError, match=r"subagents\.allow_nested"):
         forest.spawn(child)
 
@@ -87,7 +96,7 @@ def test_the_depth_cap_holds_at_every_depth() -> None:
     one = forest.spawn()
     two = forest.spawn(one)
     three = forest.spawn(two)
-    assert [forest.tree.nodes[id].spec.depth for id in (one, two, three)] == [1, 2, 3]
+    assert [forest.tree.agents[id].spec.depth for id in (one, two, three)] == [1, 2, 3]
     with pytest.raises(DepthCapError, match="depth cap 3 reached; report that you are blocked"):
         forest.spawn(three)
 
@@ -104,7 +113,7 @@ def test_an_agent_grants_only_what_it_holds() -> None:
     parent = forest.spawn(tools=("read_file",))
     with pytest.raises(ToolNotGrantedError, match=r"'grep_files'.*it holds read_file"):
         forest.spawn(parent, tools=("grep_files",))
-    assert forest.tree.nodes[forest.spawn(parent, tools=("read_file",))].spec.parent_id == parent
+    assert forest.tree.agents[forest.spawn(parent, tools=("read_file",))].spec.parent_id == parent
 
 
 def test_a_name_is_unique_among_the_living() -> None:
@@ -131,11 +140,11 @@ def test_a_default_name_is_one_that_is_free() -> None:
     forest = Forest()
     forest.spawn(name="agent-2")
     forest.spawn(name="agent-3-2")
-    names = [forest.tree.nodes[forest.spawn()].spec.name for _ in range(2)]
+    names = [forest.tree.agents[forest.spawn()].spec.name for _ in range(2)]
     assert names == ["agent-3", "agent-4"]
     taken = Forest()
     taken.spawn(name="agent-2")
-    assert taken.tree.nodes[taken.spawn()].spec.name == "agent-2-2"
+    assert taken.tree.agents[taken.spawn()].spec.name == "agent-2-2"
 
 
 def test_what_a_killed_agent_still_asks_for_comes_too_late() -> None:
@@ -154,7 +163,7 @@ def test_a_repeated_spawn_is_the_same_agent() -> None:
     forest = Forest()
     first = forest.handle(Spawn(forest.spec(), request_id="r"))
     assert forest.handle(Spawn(forest.spec(), request_id="r")) == first
-    assert len(forest.tree.nodes) == 1
+    assert len(forest.tree.agents) == 1
 
 
 def test_a_first_launch_that_fails_leaves_a_failed_agent() -> None:
@@ -178,10 +187,10 @@ def test_a_process_that_is_not_up_in_time_is_killed() -> None:
     """The deadline acts on the launch it was set for, and on no other."""
     forest = Forest()
     id = forest.spawn(up=False)
-    forest.handle(BootOverdue(id, 1))
+    forest.handle(BootTimeout(id, 1))
     assert forest.told(Signal) == [Signal(id, 1, "late")]
     forest.up(id)
-    forest.handle(BootOverdue(id, 1))
+    forest.handle(BootTimeout(id, 1))
     assert forest.last == []
 
 
@@ -197,7 +206,7 @@ def test_a_query_goes_to_an_idle_agent_at_once() -> None:
     assert forest.status(id) == "busy"
     forest.finish(id)
     assert forest.status(id) == "idle"
-    assert forest.tree.nodes[id].usage == Usage(10, 5, cost_usd=0.5)
+    assert forest.tree.agents[id].usage == Usage(10, 5, cost_usd=0.5)
     assert [notify.topic for notify in forest.told(Notify)] == ["query:q"]
 
 
@@ -286,7 +295,7 @@ def test_reviving_at_the_limit_sends_the_longest_idle_agent_to_sleep() -> None:
     young = forest.spawn()
     forest.ask(cold)
     assert Signal(old, 1, "stop") in forest.told(Signal)
-    assert not forest.tree.nodes[old].alive
+    assert not forest.tree.agents[old].alive
     forest.ask(young, "q2")
     forest.gone(old, 0)
     assert forest.status(old) == "cold"
@@ -309,7 +318,7 @@ def test_a_query_to_an_agent_that_is_leaving_needs_room_too() -> None:
         forest.ask(young, "q3")
     forest.gone(old, 0)
     assert forest.told(Launch) == [Launch(old, 2)]
-    assert len(forest.tree.nodes.alive) == 2
+    assert len(forest.tree.agents.alive) == 2
 
 
 # Collecting.
@@ -321,10 +330,10 @@ def test_an_answer_is_collected_once() -> None:
     id = forest.spawn()
     forest.ask(id)
     forest.finish(id)
-    assert forest.handle(Collect(id, "the user")).reply.text == "done"
+    assert forest.handle(CollectReply(id, "the user")).reply.text == "done"
     with pytest.raises(NoResultError, match=r"taken by the user at 1970-01-01T00:16:40.*again"):
-        forest.handle(Collect(id, "somebody"))
-    assert forest.handle(Collect(id, "somebody", again=True)).reply.text == "done"
+        forest.handle(CollectReply(id, "somebody"))
+    assert forest.handle(CollectReply(id, "somebody", again=True)).reply.text == "done"
 
 
 def test_an_answer_that_a_waiter_got_is_taken() -> None:
@@ -334,7 +343,7 @@ def test_an_answer_that_a_waiter_got_is_taken() -> None:
     forest.ask(id)
     forest.finish(id, taken_by="the user")
     with pytest.raises(NoResultError, match="taken by the user"):
-        forest.handle(Collect(id, "the user"))
+        forest.handle(CollectReply(id, "the user"))
 
 
 def test_there_is_nothing_to_collect_before_a_query_and_during_one() -> None:
@@ -342,10 +351,10 @@ def test_there_is_nothing_to_collect_before_a_query_and_during_one() -> None:
     forest = Forest()
     id = forest.spawn()
     with pytest.raises(NoResultError, match="no query was put to it"):
-        forest.handle(Collect(id, "the user"))
+        forest.handle(CollectReply(id, "the user"))
     forest.ask(id)
     with pytest.raises(AgentBusyError, match="still at work on: do it"):
-        forest.handle(Collect(id, "the user"))
+        forest.handle(CollectReply(id, "the user"))
 
 
 # Waking.
@@ -360,8 +369,8 @@ def test_any_finished_agent_wakes_its_asker() -> None:
     forest.ask(two, "q2", asker=parent, wake="any")
     forest.finish(one, "q1")
     assert Notify(f"wake:{parent}") in forest.last
-    assert one in forest.tree.nodes[parent].inbox[0]
-    assert two not in forest.tree.nodes[parent].inbox[0]
+    assert one in forest.tree.agents[parent].inbox[0]
+    assert two not in forest.tree.agents[parent].inbox[0]
 
 
 @pytest.mark.parametrize(("mode", "wakes"), [("all", [False, False, True]), (2, [False, True, True])])
@@ -390,9 +399,9 @@ def test_a_busy_asker_is_woken_when_its_turn_is_over() -> None:
     assert not any(notify.topic.startswith("wake") for notify in forest.told(Notify))
     forest.finish(parent, "q1")
     assert Notify(f"wake:{parent}") in forest.last
-    assert "failed: broken" in forest.tree.nodes[parent].inbox[0]
+    assert "failed: broken" in forest.tree.agents[parent].inbox[0]
     forest.ask(parent, "q3", from_inbox=True)
-    assert forest.tree.nodes[parent].inbox == []
+    assert forest.tree.agents[parent].inbox == []
 
 
 def test_a_killed_agent_wakes_its_asker_too() -> None:
@@ -406,25 +415,25 @@ def test_a_killed_agent_wakes_its_asker_too() -> None:
     assert not any(notify.topic.startswith("wake") for notify in forest.told(Notify))
     forest.handle(Kill(tuple(children[1:]), "the user"))
     assert [notify.topic for notify in forest.told(Notify) if "wake" in notify.topic] == [f"wake:{parent}"]
-    [news] = forest.tree.nodes[parent].inbox
+    [news] = forest.tree.agents[parent].inbox
     assert all(child in news for child in children)
-    assert forest.tree.nodes[parent].news == []
+    assert forest.tree.agents[parent].news == []
 
 
 def test_what_was_wrong_with_a_transcript_is_known_from_then_on() -> None:
     """A repair that the worker reports, and a memory that is gone altogether."""
     forest = Forest()
     id = forest.spawn(up=False)
-    forest.handle(WorkerUp(id, 1, 7, worker_messages.Ready(entries=3, repaired="one line skipped")))
-    assert forest.tree.nodes[id].repaired == "one line skipped"
+    forest.handle(WorkerBooted(id, 1, 7, worker_messages.Ready(entries=3, repaired="one line skipped")))
+    assert forest.tree.agents[id].repaired == "one line skipped"
     forest.ask(id)
     forest.finish(id)
     forest.gone(id)
     forest.ask(id, "q2")
-    forest.handle(WorkerUp(id, 2, 8, worker_messages.Ready(entries=0)))
-    assert "transcript is gone" in forest.tree.nodes[id].repaired
+    forest.handle(WorkerBooted(id, 2, 8, worker_messages.Ready(entries=0)))
+    assert "transcript is gone" in forest.tree.agents[id].repaired
     forest.finish(id, "q2")
-    last = forest.tree.nodes[id].last
+    last = forest.tree.agents[id].last
     assert last is not None
     assert last.reply is not None
     assert "transcript is gone" in last.reply.warning
@@ -438,19 +447,19 @@ def test_what_is_said_reaches_a_working_agent_at_once_and_a_cold_one_with_its_ne
     forest = Forest()
     id = forest.spawn()
     forest.ask(id)
-    forest.handle(Steer(id, "s1", "be brief"))
+    forest.handle(QueueSteering(id, "s1", "be brief"))
     assert forest.told(Send) == [Send(id, "s1", "steer", worker_messages.Steer("be brief"))]
-    forest.handle(Hear(id, "s1"))
+    forest.handle(ConfirmSteering(id, "s1"))
     forest.finish(id)
     forest.gone(id)
-    forest.handle(Steer(id, "s2", "in French", follow_up=True))
+    forest.handle(QueueSteering(id, "s2", "in French", follow_up=True))
     assert forest.last == []
     forest.ask(id, "q2")
     forest.up(id)
     assert forest.told(Send) == [Send(id, "s2", "steer", worker_messages.Steer("in French", True)), Send(id, "q2")]
-    forest.handle(Hear(id, "s2"))
-    forest.handle(Hear(id, "s2"))
-    assert forest.tree.nodes[id].unheard == {}
+    forest.handle(ConfirmSteering(id, "s2"))
+    forest.handle(ConfirmSteering(id, "s2"))
+    assert forest.tree.agents[id].unheard == {}
 
 
 def test_nothing_is_said_to_the_killed() -> None:
@@ -459,19 +468,19 @@ def test_nothing_is_said_to_the_killed() -> None:
     id = forest.spawn()
     forest.handle(Kill((id,), "the user"))
     with pytest.raises(AgentGoneError, match="orch resume 1"):
-        forest.handle(Steer(id, "s", "hello?"))
+        forest.handle(QueueSteering(id, "s", "hello?"))
 
 
 def test_a_turn_is_cancelled_softly_or_hard() -> None:
     """Softly the worker ends it; hard its process is killed; without a turn nothing happens."""
     forest = Forest()
     id = forest.spawn()
-    forest.handle(Cancel(id))
+    forest.handle(CancelTurn(id))
     assert forest.last == []
     forest.ask(id)
-    forest.handle(Cancel(id))
+    forest.handle(CancelTurn(id))
     assert forest.told(Send) == [Send(id, "q", "cancel", worker_messages.Cancel())]
-    forest.handle(Cancel(id, hard=True))
+    forest.handle(CancelTurn(id, hard=True))
     assert forest.told(Signal) == [Signal(id, 1, "kill")]
     assert [(notify.topic, notify.error.type) for notify in forest.told(Notify)] == [("query:q", "AgentDiedError")]
 
@@ -481,7 +490,7 @@ def test_a_turn_that_was_ended_with_its_process_is_not_begun_again() -> None:
     forest = Forest()
     id = forest.spawn()
     forest.ask(id, "q1")
-    forest.handle(Cancel(id, hard=True))
+    forest.handle(CancelTurn(id, hard=True))
     forest.ask(id, "q2")
     assert forest.told(Send) == []
     forest.gone(id, begun=False)

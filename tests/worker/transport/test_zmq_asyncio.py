@@ -11,7 +11,7 @@ import zmq
 
 from orch_protocol.wire.frames import RESEND_SECONDS, Channel
 from orch_protocol.wire.worker_messages import Nothing, Query
-from orch_worker.transport.reliable_channel import ACK_SECONDS, Courier
+from orch_worker.transport.reliable_channel import ACK_SECONDS, ReliableChannel
 from orch_worker.transport.zmq_asyncio import BATCH, Dealer, Drain
 
 
@@ -175,7 +175,7 @@ async def test_what_nobody_acknowledged_is_sent_again(tmp_path: Path) -> None:
     """Timers run while something is owed, and only then."""
     loop = _Clock()
     sent: list[bytes] = []
-    courier = Courier(Channel(1, tmp_path), sent.append)
+    courier = ReliableChannel(Channel(1, tmp_path), sent.append)
     courier._loop = loop  # type: ignore[assignment]
     courier.send("query", Query("x"), "q")
     assert loop.pending() == [RESEND_SECONDS]
@@ -194,7 +194,7 @@ async def test_an_arrival_that_nothing_answers_is_acknowledged_soon(tmp_path: Pa
     """The ack travels by itself unless another frame carried it meanwhile."""
     loop = _Clock()
     sent: list[bytes] = []
-    courier, other = Courier(Channel(1, tmp_path), sent.append), Channel(1, tmp_path)
+    courier, other = ReliableChannel(Channel(1, tmp_path), sent.append), Channel(1, tmp_path)
     courier._loop = loop  # type: ignore[assignment]
     courier.receive(other.encode("query", Query("x"), "q", now=0.0))
     loop.advance(ACK_SECONDS)
@@ -281,7 +281,7 @@ async def test_a_courier_that_was_closed_sends_nothing_more(tmp_path: Path) -> N
     """What is still said to a peer that is gone is dropped, and no timer is kept for it."""
     loop = _Clock()
     sent: list[bytes] = []
-    courier = Courier(Channel(1, tmp_path), sent.append)
+    courier = ReliableChannel(Channel(1, tmp_path), sent.append)
     courier._loop = loop  # type: ignore[assignment]
     courier.close()
     courier.send("query", Query("x"), "q")

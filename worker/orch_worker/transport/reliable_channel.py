@@ -10,13 +10,13 @@ from msgspec import Struct
 from orch_protocol.wire.frames import RESEND_SECONDS, Channel, Frame
 from orch_protocol.wire.worker_messages import Nothing
 
-__all__ = ["Courier"]
+__all__ = ["ReliableChannel"]
 
 # Long enough for most answers to carry the ack, short of the re-send by far: an idle process is not woken for it.
 ACK_SECONDS = 0.25
 
 
-class Courier:
+class ReliableChannel:
     """Sends bodies through `transmit` and opens what arrives.
 
     Timers run only while something is owed: an idle courier never wakes its process.

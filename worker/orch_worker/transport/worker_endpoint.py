@@ -61,7 +61,7 @@ from ..agent.steering import Interjection
 from ..agent.turn import Brake
 from ..system.secrets import masked, secrets_of
 from ..tools.api.root_client import Root
-from .reliable_channel import Courier
+from .reliable_channel import ReliableChannel
 from .turn_event_buffer import Tale
 
 __all__ = ["Host", "Line", "Make"]
@@ -120,7 +120,7 @@ class Host:
         self._calls: dict[str, asyncio.Future[RootReply]] = {}
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._line = connect(self._on_data)
-        self._courier = Courier(Channel(incarnation, spool), self._line.send)
+        self._courier = ReliableChannel(Channel(incarnation, spool), self._line.send)
 
     async def serve(self) -> int:
         """Say hello, then serve until told to leave; return the exit code. Waits at most 30 s to be initialised."""

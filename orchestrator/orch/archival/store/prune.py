@@ -40,7 +40,7 @@ from orch_worker.session.log.atomic_rewrite import Rewriting, rewriting
 from orch_worker.session.log_reader import MESSAGES, digest, read_spans
 from orch_worker.tools.values.store import HANDLE
 
-from ...tree.agents.agent_record import emptied, silent
+from ...tree.agents.agent_record import redacted_message, redacted_reply
 from .catalog import ArchiveRecord
 from .session_archives import SessionArchives
 
@@ -232,13 +232,13 @@ class _Copy:
             entry = MessageEntry(
                 id=entry.id, parent_id=entry.parent_id, timestamp=entry.timestamp, message=entry.message
             )
-        return msgspec.structs.replace(entry, message=emptied(entry.message, self._when), deleted=self._when)
+        return msgspec.structs.replace(entry, message=redacted_message(entry.message, self._when), deleted=self._when)
 
     def _turn_end(self, object: bytes, _: int) -> TurnEnd | None:
         entry = _turn_end.decode(object)
         if entry.deleted or not self._silent.get(entry.turn):
             return None
-        return msgspec.structs.replace(entry, reply=silent(entry.reply, self._when), deleted=self._when)
+        return msgspec.structs.replace(entry, reply=redacted_reply(entry.reply, self._when), deleted=self._when)
 
     def _archive(self, object: bytes, _: int) -> ArchiveEntry | None:
         entry = _archive.decode(object)
@@ -337,7 +337,7 @@ class _Copy:
         # What a phase was asked is no part of it: it goes with the turn.
         silent = untold and (collapse.kind != "phase" or not were or were[0][0] in self._gone)
         messages = tuple(
-            emptied(message, when)
+            redacted_message(message, when)
             if untold and holder not in holders_in(message)
             else Message(message.role, self._blocks(message.content, silent=silent))
             for message in collapse.messages

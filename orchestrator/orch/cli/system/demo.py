@@ -21,7 +21,7 @@ from ...config.config import load
 from ...demo.play import Played, play
 from ...demo.screen import Screen, screen_of
 from ...render.terminal import dump
-from ...supervisor.recovery.orphan_cleanup import marked, stored_token
+from ...supervisor.recovery.orphan_cleanup import processes_with_token, stored_token
 from ..command import Verb
 from ..scratch import scratch
 
@@ -40,7 +40,7 @@ def _demo(arguments: Namespace) -> int:
     with scratch() as home:
         played = play(screen, home, folder, run=run, model=model, max_usd=MAX_USD)
         token = stored_token(paths.run_dir(home, run))
-    left = [pid for pid, env in marked() if env["ORCH_RUN"] == token]
+    left = [pid for pid, env in processes_with_token() if env["ORCH_RUN"] == token]
     seconds = round(time.monotonic() - began, 1)
     if arguments.json:
         print(dump(msgspec.to_builtins(played) | {"left": left, "seconds": seconds}))

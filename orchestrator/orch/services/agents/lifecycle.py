@@ -11,10 +11,10 @@ from orch_protocol.services.requests import AgentRow, Kill, Killed, Resume
 from orch_worker.backends.cost_estimate import check_priced
 
 from ...supervisor.recovery.crash_recovery import used_by
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ...tree.journal.entries import CredentialsSet
-from ...tree.rules.admission import unkept
+from ...tree.rules.admission import not_persisted_error
 from ..checks.reach import find_agent
 from .status import row
 
@@ -31,7 +31,7 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
 
     Raises StoreError when that could not be recorded; they are killed all the same.
     """
-    nodes = root.tree.nodes
+    nodes = root.tree.agents
     if params.all and params.refs:
         raise ConfigError("name agents, or all of them, not both")
     if not params.all and not params.refs:
@@ -73,7 +73,7 @@ async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentR
     """
     node = find_agent(root, caller, params.ref, "resume")
     if node.status == "killed" and not node.spec.persist:
-        raise unkept(node)
+        raise not_persisted_error(node)
     if params.all and not params.credentials:
         raise ConfigError("all goes with credentials: orch resume REF --credentials --all")
     if params.credentials:
@@ -85,12 +85,12 @@ async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentR
     return row(root, node)
 
 
-def _give_credentials(root: Supervisor, node: Node, *, everywhere: bool) -> None:
+def _give_credentials(root: Supervisor, node: AgentRecord, *, everywhere: bool) -> None:
     """Let the agent, with `everywhere` every agent with the same credentials, use those of the caller from now on.
 
     Agents below that have none of their own move to the new address with it. Raises ConfigError.
     """
-    nodes = root.tree.nodes
+    nodes = root.tree.agents
     same = [other for other in nodes if root.credentials.same(node, other)] if everywhere else []
     given = [node, *(other for other in same if other is not node)]
     for each, record in [(each, root.credentials.replacement(each)) for each in given]:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import AgentDiedError, QueryTimeoutError
 
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ...tree.journal.events import BOOT_SECONDS
 
@@ -22,7 +22,7 @@ TRIES: Final = 5
 
 
 async def answered(
-    root: Supervisor, node: Node, kind: str, body: Struct, id: str, answer: str, seconds: float
+    root: Supervisor, node: AgentRecord, kind: str, body: Struct, id: str, answer: str, seconds: float
 ) -> Any | None:
     """Send the agent's process a frame `kind` named `id`, and return the body of its `answer`; None when it is gone
     before it says anything. Raises QueryTimeoutError, and the error that the answer is."""
@@ -42,11 +42,11 @@ async def answered(
         end.cancel()
 
 
-async def roused(root: Supervisor, node: Node) -> None:
+async def roused(root: Supervisor, node: AgentRecord) -> None:
     """Return when the agent's process is up, started for it if it had none. Raises OrchError when none comes up."""
     id = node.spec.id
     for _ in range(TRIES):  # one that has just been killed may hold the folder a moment longer than it lives
-        root.handle(events.Rouse(id))
+        root.handle(events.StartWorker(id))
         if node.running and node.status != "starting" and not node.stopping:
             return
         topics = (f"up:{id}", f"gone:{id}:{node.incarnation}")

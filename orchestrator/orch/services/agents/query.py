@@ -24,10 +24,10 @@ from orch_protocol.core.taint import Mark, joined, passed_on
 from orch_protocol.services.requests import Collect, MapAgents, Mapped, QueryAgent, Submitted, Wait, Waited
 
 from ...supervisor.query_deadlines import PATIENCE_SECONDS
-from ...tree.agents.state import Node, Result
+from ...tree.agents.state import AgentRecord, QueryResult
 from ...tree.journal import events
-from ...tree.journal.entries import Asked
-from ...tree.rules.query_results import at_hand, uncollected
+from ...tree.journal.entries import QueryStarted
+from ...tree.rules.query_results import available_result, uncollected
 from ..archives.recall import found, with_passages
 from ..checks.local_only import Keeping, stay
 from ..checks.reach import check_recall, find_agent, is_below
@@ -113,7 +113,7 @@ async def collect(root: Supervisor, caller: str | None, params: Collect) -> Repl
     later.
     """
     node, query = await found(root, caller, params.ref, "collect from", "ask"), params.query
-    waiting = at_hand(node, caller, again=params.again, query=query)
+    waiting = available_result(node, caller, again=params.again, query=query)
     _check_own_answer(root, caller, node, waiting or node.pending or node.last)
     pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
     if pending is not None and waiting is None and params.timeout != 0:
@@ -123,11 +123,13 @@ async def collect(root: Supervisor, caller: str | None, params: Collect) -> Repl
             pass  # out of time, which is told below, or failed, which is the answer to collect
     with Advice(root, caller, node), Keeping(root, caller, node):
         pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
-        waiting = at_hand(node, caller, again=params.again, query=query)
+        waiting = available_result(node, caller, again=params.again, query=query)
         _check_own_answer(root, caller, node, waiting or node.pending or node.last)
         if pending is not None and waiting is None:
             raise QueryTimeoutError(f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {pending.head}")
-        result: Result = root.handle(events.Collect(node.spec.id, who(root, caller), params.again, caller, query))
+        result: QueryResult = root.handle(
+            events.CollectReply(node.spec.id, who(root, caller), params.again, caller, query)
+        )
         return _reply(result)
 
 
@@ -140,7 +142,7 @@ async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
     if caller is not None and caller in {node.spec.id for node in nodes}:
         raise ConfigError("an agent cannot wait for itself")
     for node in nodes:
-        if caller is not None and caller in root.tree.nodes.waited_for_by(node.spec.id):
+        if caller is not None and caller in root.tree.agents.waited_for_by(node.spec.id):
             raise QueryCycleError(
                 f"agent {node.spec.name!r} waits, directly or not, for the agent that would wait for it"
             )
@@ -170,7 +172,7 @@ async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
 
 
 async def answer(
-    root: Supervisor, node: Node, query_id: str, seconds: float | None = None, *, taker: str | None = None
+    root: Supervisor, node: AgentRecord, query_id: str, seconds: float | None = None, *, taker: str | None = None
 ) -> Reply:
     """Wait for a query's reply, at most `seconds`; `taker` names who gets it, None leaves it to collect."""
     if node.pending is None or node.pending.query_id != query_id:
@@ -191,7 +193,7 @@ class Advice:
 
     __slots__ = ("_caller", "_node", "_root")
 
-    def __init__(self, root: Supervisor, caller: str | None, node: Node) -> None:
+    def __init__(self, root: Supervisor, caller: str | None, node: AgentRecord) -> None:
         self._root, self._caller, self._node = root, caller, node
 
     def __enter__(self) -> None:
@@ -206,12 +208,12 @@ class Advice:
 
 def who(root: Supervisor, caller: str | None) -> str:
     """Return how the taker of an answer is remembered."""
-    return "the user" if caller is None else f"agent {root.tree.nodes[caller].spec.name!r} ({caller})"
+    return "the user" if caller is None else f"agent {root.tree.agents[caller].spec.name!r} ({caller})"
 
 
 def ask(
     root: Supervisor,
-    node: Node,
+    node: AgentRecord,
     caller: str | None,
     params: QueryAgent,
     *,
@@ -239,14 +241,14 @@ def ask(
     )
 
 
-def _mark(root: Supervisor, caller: str | None, node: Node, marks: tuple[Mark, ...]) -> None:
+def _mark(root: Supervisor, caller: str | None, node: AgentRecord, marks: tuple[Mark, ...]) -> None:
     """Let `node` have what the conversation holds in which the caller thought of the question, before it is asked."""
     over = passed_on(marks, caller or "")
     if joined(node.spec.marks, over) != node.spec.marks:
-        root.handle(events.MarkAgent(node.spec.id, over))
+        root.handle(events.AddTaint(node.spec.id, over))
 
 
-async def _asked(root: Supervisor, caller: str | None, ref: str) -> Node:
+async def _asked(root: Supervisor, caller: str | None, ref: str) -> AgentRecord:
     """Return the agent or holder that the caller asks. Raises AgentError, ToolNotGrantedError when it may not."""
     node = await found(root, caller, ref, "query", "ask")
     check_recall(root, caller, node)
@@ -254,35 +256,37 @@ async def _asked(root: Supervisor, caller: str | None, ref: str) -> Node:
     return node
 
 
-def _check_own_answer(root: Supervisor, caller: str | None, node: Node, answer: Result | Asked | None) -> None:
+def _check_own_answer(
+    root: Supervisor, caller: str | None, node: AgentRecord, answer: QueryResult | QueryStarted | None
+) -> None:
     """Raise AgentError when `answer` of `node` is not to the caller, nor `node` below it: of a peer, or an archive that
     it was handed, it takes answers to its own queries only."""
-    if caller is None or is_below(root.tree.nodes, caller, node.spec.id):
+    if caller is None or is_below(root.tree.agents, caller, node.spec.id):
         return
     if answer is None or answer.asker != caller:
         raise AgentError(
-            f"agent {root.tree.nodes[caller].spec.name!r} may only collect from {node.spec.name!r} what it asked "
+            f"agent {root.tree.agents[caller].spec.name!r} may only collect from {node.spec.name!r} what it asked "
             "itself; submit a query first"
         )
 
 
-def _check_plan(root: Supervisor, caller: str | None, node: Node) -> None:
+def _check_plan(root: Supervisor, caller: str | None, node: AgentRecord) -> None:
     """Raise AgentError when the caller is in plan mode and `node` is not: it would do what the caller may not."""
-    asker = root.tree.nodes.get(caller)
+    asker = root.tree.agents.get(caller)
     if asker is not None and asker.spec.plan and not node.spec.plan and not node.is_holder:
         raise AgentError(
             f"agent {asker.spec.name!r} is in plan mode and may ask those alone who are too; {node.spec.name!r} is not"
         )
 
 
-def _answered(node: Node, query_id: str) -> Reply:
+def _answered(node: AgentRecord, query_id: str) -> Reply:
     """Return the reply that settled a query already, or raise its error."""
     if node.last is None or node.last.query_id != query_id:
         raise NoResultError(f"the answer of agent {node.spec.name!r} to that query gave way to a later one")
     return _reply(node.last)
 
 
-def _reply(result: Result) -> Reply:
+def _reply(result: QueryResult) -> Reply:
     if result.error is not None:
         raise error_from(result.error)
     assert result.reply is not None

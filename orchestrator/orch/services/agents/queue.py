@@ -13,7 +13,7 @@ from orch_protocol.services.steering_queue import ClearQueue, Queued, QueueShown
 from orch_protocol.wire.worker_messages import Unsay
 from orch_worker.session.transcript import read_session
 
-from ...tree.agents.state import Node, iso
+from ...tree.agents.state import AgentRecord, iso_time
 from ...tree.journal import events
 from ..checks.reach import find_agent
 from .processes import answered
@@ -36,7 +36,9 @@ async def set_queue(root: Supervisor, caller: str | None, params: SetQueue) -> Q
     """Let an agent hear one thing at a time, or all that wait, from now on; return its queue."""
     node = find_agent(root, caller, params.ref, "steer")
     shown = _shown(node, ())
-    root.handle(events.SetHearing(node.spec.id, params.steering or shown.steering, params.follow_up or shown.follow_up))
+    root.handle(
+        events.SetQueueModes(node.spec.id, params.steering or shown.steering, params.follow_up or shown.follow_up)
+    )
     return _shown(node, _waiting(node))
 
 
@@ -52,18 +54,18 @@ async def clear_queue(root: Supervisor, caller: str | None, params: ClearQueue) 
     return _shown(node, [said for said in waiting if said.id in gone])
 
 
-def _shown(node: Node, waiting: Sequence[Queued]) -> QueueShown:
+def _shown(node: AgentRecord, waiting: Sequence[Queued]) -> QueueShown:
     spec = node.spec
     return QueueShown(spec.id, tuple(waiting), spec.queue_mode, spec.follow_up_mode or spec.queue_mode)
 
 
-def _waiting(node: Node) -> list[Queued]:
+def _waiting(node: AgentRecord) -> list[Queued]:
     """Return what waits, as it is going to be heard: steering first."""
     said = sorted(node.unheard.values(), key=lambda each: each.follow_up)
-    return [Queued(each.steer_id, each.text, each.follow_up, iso(each.at)) for each in said]
+    return [Queued(each.steer_id, each.text, each.follow_up, iso_time(each.at)) for each in said]
 
 
-def _named(node: Node, waiting: Sequence[Queued], id: str) -> Queued:
+def _named(node: AgentRecord, waiting: Sequence[Queued], id: str) -> Queued:
     found = [said for said in waiting if id and said.id.startswith(id)]
     if len(found) != 1:
         names = ", ".join(said.id for said in waiting) or "nothing"
@@ -75,7 +77,7 @@ def _named(node: Node, waiting: Sequence[Queued], id: str) -> Queued:
     return found[0]
 
 
-async def _taken(root: Supervisor, node: Node, ids: tuple[str, ...]) -> tuple[str, ...]:
+async def _taken(root: Supervisor, node: AgentRecord, ids: tuple[str, ...]) -> tuple[str, ...]:
     """Let the agent not hear what `ids` name; return those that it had not heard, which is on record then.
 
     While it has a process, that knows. Before and after, its session file does: a process may have been killed before
@@ -93,6 +95,6 @@ async def _taken(root: Supervisor, node: Node, ids: tuple[str, ...]) -> tuple[st
             if (node.status, node.incarnation) != was:
                 continue  # its process has been told of it meanwhile
             gone = tuple(id for id in ids if id not in session.said)
-        taken: tuple[str, ...] = root.handle(events.Unsay(node.spec.id, gone))
+        taken: tuple[str, ...] = root.handle(events.RetractSteering(node.spec.id, gone))
         return taken
     return ()

@@ -66,7 +66,7 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
 
     A program that waits no more, as by Ctrl-C, never gets to know the agent: it is ended.
     """
-    parent = root.tree.nodes[caller] if caller is not None else None
+    parent = root.tree.agents[caller] if caller is not None else None
     if parent is not None and "spawn_subagent" not in parent.spec.active:
         raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
     if parent is not None and request.peers:
@@ -76,7 +76,7 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     spec, note = await spec_of(root, request, caller)
     credentials = root.credentials.record() if caller is None else None
     id: str = root.handle(events.Spawn(spec, caller, request.request_id, credentials))
-    node = root.tree.nodes[id]
+    node = root.tree.agents[id]
     if node.status == "starting":
         try:
             await root.waiters.until(f"up:{id}", BOOT_SECONDS + 5)
@@ -95,7 +95,7 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
 async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -> tuple[AgentSpec, str]:
     """Return the spec of the agent that `request` asks for on behalf of `caller`, and what is to be said of its
     sandbox; see `describe`. Raises SandboxError."""
-    over = root.tree.nodes[caller].spec if caller is not None else None
+    over = root.tree.agents[caller].spec if caller is not None else None
     backend = await root.catalog_for(caller).complete(_backend(request, over, root.config))
     if over is not None and over.local:
         backend = await local_model(root, backend, caller)

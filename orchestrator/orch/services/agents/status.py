@@ -21,7 +21,7 @@ from orch_worker.session.transcript import read_session
 
 from ...config import paths
 from ...supervisor.run_events import RECORDED, read_events
-from ...tree.agents.state import Node, Nodes, iso
+from ...tree.agents.state import AgentRecord, TreeState, iso_time
 from ...tree.journal.journal import JOURNAL, read_entries
 from ..archives.recall import archive_row, found
 from ..checks.local_only import kept_from
@@ -49,10 +49,10 @@ async def list_agents(root: Supervisor, caller: str | None, params: List) -> lis
 
     An agent gets those below itself and its peers. Agents of other runs come last, by run.
     """
-    nodes = list(root.tree.nodes) if params.all else _listed(root.tree.nodes)
+    nodes = list(root.tree.agents) if params.all else _listed(root.tree.agents)
     if caller is not None:
-        peers = root.tree.nodes[caller].spec.peers
-        nodes = [each for each in nodes if each.spec.id in peers or is_below(root.tree.nodes, caller, each.spec.id)]
+        peers = root.tree.agents[caller].spec.peers
+        nodes = [each for each in nodes if each.spec.id in peers or is_below(root.tree.agents, caller, each.spec.id)]
     rows = [row(root, node) for node in nodes]
     rows = [
         msgspec.structs.replace(each, task=KEPT, title="", pending=None, activity="", error=None)
@@ -65,7 +65,7 @@ async def list_agents(root: Supervisor, caller: str | None, params: List) -> lis
     return rows
 
 
-def _listed(nodes: Nodes) -> list[Node]:
+def _listed(nodes: TreeState) -> list[AgentRecord]:
     awake = (node for node in nodes.by_id.awake() if node.status != "killed" and not node.is_holder)
     return sorted(awake, key=lambda node: node.spec.seq)
 
@@ -127,23 +127,23 @@ async def show(root: Supervisor, caller: str | None, params: Show) -> Shown:
     )
     if not node.is_holder:
         return shown
-    owner = root.tree.nodes[node.spec.parent_id or ""]
+    owner = root.tree.agents[node.spec.parent_id or ""]
     record = await root.archives.record(owner.spec, node.spec.id)
     held = await root.archives.read(owner.spec, record.id, 1, max(0, params.messages))
     return msgspec.structs.replace(shown, archive=archive_row(owner, record), held=tuple(held))
 
 
-def row(root: Supervisor, node: Node) -> AgentRow:
+def row(root: Supervisor, node: AgentRecord) -> AgentRow:
     """Return the row of an agent of this root."""
     activity = root.activity.get(node.spec.id)
     doing = f"{activity.phase}: {activity.detail}" if activity else ""
-    made = _row(node, root.tree.nodes, activity=doing, spent=root.budgets.spent(node))
+    made = _row(node, root.tree.agents, activity=doing, spent=root.budgets.spent(node))
     waits = node.status in WAITS and root.credentials.missing(node)
     status = "needs credentials" if waits else made.status
     return msgspec.structs.replace(made, status=status, credentials=root.credentials.source(node))
 
 
-def _row(node: Node, nodes: Nodes, *, activity: str = "", spent: Amounts | None = None) -> AgentRow:
+def _row(node: AgentRecord, nodes: TreeState, *, activity: str = "", spent: Amounts | None = None) -> AgentRow:
     spec = node.spec
     return AgentRow(
         id=spec.id,
@@ -157,8 +157,8 @@ def _row(node: Node, nodes: Nodes, *, activity: str = "", spent: Amounts | None 
         model=node.model,
         preset=spec.preset,
         pid=node.pid,
-        created_at=iso(node.created_at),
-        last_activity=iso(node.last_activity),
+        created_at=iso_time(node.created_at),
+        last_activity=iso_time(node.last_activity),
         pending=node.pending.head if node.pending else None,
         context_tokens=node.context_tokens,
         context_limit=node.context_limit,
@@ -182,7 +182,7 @@ def _row(node: Node, nodes: Nodes, *, activity: str = "", spent: Amounts | None 
     )
 
 
-def _gone(node: Node) -> str:
+def _gone(node: AgentRecord) -> str:
     return f"its {'archive' if node.is_holder else 'session'} was deleted on {node.deleted[:10]}"
 
 
@@ -226,7 +226,7 @@ def _agents_in(journal: Path, _inode: int, _modified: int, _size: int) -> tuple[
 
     Raises StoreError, OSError.
     """
-    nodes = Nodes(read_entries(journal))
+    nodes = TreeState(read_entries(journal))
     return tuple(msgspec.structs.replace(_row(node, nodes), run=journal.parent.name) for node in nodes)
 
 
@@ -243,5 +243,5 @@ async def survey(root: Supervisor, caller: str | None, _: Empty) -> Surveyed:
     """Return what is in the calling agent's folder; it leaves out itself what its policy does not let it be told."""
     if caller is None:
         raise ConfigError("only an agent can ask what is in its folder")
-    spec = root.tree.nodes[caller].spec
+    spec = root.tree.agents[caller].spec
     return await root.projects.of(Path(spec.cwd), spec.context.rules)

@@ -16,8 +16,8 @@ from orch_protocol.services.requests import AgentRow, CancelTurn, NarrowAgent
 from orch_protocol.services.steering_queue import AgentSteered, SteerAgent
 from orch_worker.tools.dispatch.presets import CATEGORIES, resolve
 
-from ...supervisor.recovery.crash_recovery import remains_of
-from ...tree.agents.state import Node
+from ...supervisor.recovery.crash_recovery import recover_query
+from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ..checks.reach import find_agent
 from .status import row
@@ -37,7 +37,7 @@ async def steer(root: Supervisor, caller: str | None, params: SteerAgent) -> Age
         raise ConfigError(f"there is nothing to say to agent {node.spec.name!r}: the text is empty")
     if params.follow_up and node.pending is None:
         return AgentSteered(node.spec.id, query_id=root.ask(node, params.text, asker=caller, stays=True))
-    steer_id: str = root.handle(events.Steer(node.spec.id, new_id(), scrub(params.text), params.follow_up))
+    steer_id: str = root.handle(events.QueueSteering(node.spec.id, new_id(), scrub(params.text), params.follow_up))
     return AgentSteered(node.spec.id, steer_id)
 
 
@@ -48,8 +48,8 @@ async def narrow(root: Supervisor, caller: str | None, params: NarrowAgent) -> A
     ToolNotGrantedError for a tool that the agent may not use: narrowing never widens.
     """
     node = find_agent(root, caller, params.ref, "narrow")
-    root.handle(events.Narrow(node.spec.id, _kept(node.spec, params.tools)))
-    running = [each for each in root.tree.nodes.subtree(node.spec.id) if each.status in ("idle", "busy")]
+    root.handle(events.RevokeTools(node.spec.id, _kept(node.spec, params.tools)))
+    running = [each for each in root.tree.agents.subtree(node.spec.id) if each.status in ("idle", "busy")]
     await asyncio.gather(*(_heard(root, each) for each in running))
     return row(root, node)
 
@@ -65,7 +65,7 @@ def _kept(spec: AgentSpec, names: Sequence[str]) -> tuple[str, ...]:
     return (*named, *resolve(None, categories))
 
 
-async def _heard(root: Supervisor, node: Node) -> None:
+async def _heard(root: Supervisor, node: AgentRecord) -> None:
     """Wait until the agent's process has heard what was sent to it: it answers in order."""
     with contextlib.suppress(AgentDiedError):  # the next process is told as it comes up
         await root.ping(node, seconds=HEARD_SECONDS)
@@ -74,5 +74,5 @@ async def _heard(root: Supervisor, node: Node) -> None:
 async def cancel(root: Supervisor, caller: str | None, params: CancelTurn) -> AgentRow:
     """End an agent's turn: its query is answered with stop reason `cancelled`, or, when hard, fails."""
     node = find_agent(root, caller, params.ref, "cancel")
-    root.handle(events.Cancel(node.spec.id, params.hard, remains_of(node).usage if params.hard else Usage()))
+    root.handle(events.CancelTurn(node.spec.id, params.hard, recover_query(node).usage if params.hard else Usage()))
     return row(root, node)

@@ -18,7 +18,7 @@ from ..archives.recall import found
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
     from ...supervisor.watchers import Watcher
-    from ...tree.agents.state import Node
+    from ...tree.agents.state import AgentRecord
 
 __all__ = ["watch"]
 
@@ -52,12 +52,12 @@ async def watch(root: Supervisor, caller: str | None, params: WatchAgent, watche
     return Empty()
 
 
-async def _spoken(root: Supervisor, node: Node, most: int) -> Spoken:
+async def _spoken(root: Supervisor, node: AgentRecord, most: int) -> Spoken:
     """Return what was said before the turn that the agent is in as this returns."""
     while True:
         turn, asked = node.pending, node.queries
         session = await root.disk.do(read_session, Path(node.spec.folder))
-        node = root.tree.nodes[node.spec.id]
+        node = root.tree.agents[node.spec.id]
         if (turn.query_id if turn else None, asked) == (node.pending.query_id if node.pending else None, node.queries):
             break
     said = session.messages if turn is None else session.messages_before(turn.query_id)

@@ -19,7 +19,7 @@ from orch_protocol.services.requests import (
 )
 
 from ...archival.plan.economics import prices_for
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def summarise(root: Supervisor, caller: str | None, params: Summarise) -> 
 async def live(root: Supervisor, caller: str | None, _: Empty) -> list[LiveAgent]:
     """Return the agents that the caller has spawned and can ask."""
     node = _caller(root, caller)
-    children = (root.tree.nodes[id] for id in node.children)
+    children = (root.tree.agents[id] for id in node.children)
     return [
         LiveAgent(child.spec.id, child.spec.task)
         for child in children
@@ -68,7 +68,7 @@ async def live(root: Supervisor, caller: str | None, _: Empty) -> list[LiveAgent
 
 
 async def note(
-    root: Supervisor, node: Node, context_tokens: int = 0, problem: str = "", turns: dict[str, str] | None = None
+    root: Supervisor, node: AgentRecord, context_tokens: int = 0, problem: str = "", turns: dict[str, str] | None = None
 ) -> None:
     """Let the root know of every archive that the agent has on record.
 
@@ -77,11 +77,11 @@ async def note(
     size = root.archives.size(node.spec)
     records = await root.archives.known(node.spec)
     holders = tuple((record.id, record.task) for record in records if record.id not in node.archives)
-    root.handle(events.Archived(node.spec.id, holders, context_tokens, problem, looked=True, turns=turns or {}))
+    root.handle(events.RecordArchives(node.spec.id, holders, context_tokens, problem, looked=True, turns=turns or {}))
     root.archives.told(node.spec, size)
 
 
-def _caller(root: Supervisor, caller: str | None) -> Node:
+def _caller(root: Supervisor, caller: str | None) -> AgentRecord:
     if caller is None:
         raise ConfigError("only an agent can ask what of its own conversation is to be archived")
-    return root.tree.nodes[caller]
+    return root.tree.agents[caller]

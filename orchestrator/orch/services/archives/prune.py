@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.services.requests import ArchiveRow, Prune, Pruned
 
-from ...tree.agents.state import Node, iso
+from ...tree.agents.state import AgentRecord, iso_time
 from ...tree.journal import events
 from ...tree.rules.deletions import redacted
 from ..checks.idle import AtWork, holders_of, rest
@@ -33,10 +33,10 @@ async def prune(root: Supervisor, caller: str | None, params: Prune) -> Pruned:
     """
     owners = owners_in_sight(root, caller, params.ref)
     now = root.clock()
-    before = iso(max(0.0, now - seconds_of(params.older)))
+    before = iso_time(max(0.0, now - seconds_of(params.older)))
     if params.dry_run:
         return await _planned(root, owners, before)
-    pruning = asyncio.ensure_future(_prune(root, owners, before, iso(now)))
+    pruning = asyncio.ensure_future(_prune(root, owners, before, iso_time(now)))
     pruning.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(pruning)
 
@@ -50,7 +50,7 @@ def seconds_of(older: float | str) -> float:
     raise ConfigError(f"{older!r} is no age: a number of seconds, or a text such as 90m, 12h, 30d, 8w")
 
 
-async def _planned(root: Supervisor, owners: Iterable[Node], before: str) -> Pruned:
+async def _planned(root: Supervisor, owners: Iterable[AgentRecord], before: str) -> Pruned:
     rows: list[ArchiveRow] = []
     size = 0
     for owner in owners:
@@ -60,7 +60,7 @@ async def _planned(root: Supervisor, owners: Iterable[Node], before: str) -> Pru
     return Pruned(tuple(rows), size)
 
 
-async def _prune(root: Supervisor, owners: Iterable[Node], before: str, when: str) -> Pruned:
+async def _prune(root: Supervisor, owners: Iterable[AgentRecord], before: str, when: str) -> Pruned:
     rows: list[ArchiveRow] = []
     busy: dict[str, str] = {}
     size = 0
@@ -79,7 +79,7 @@ async def _prune(root: Supervisor, owners: Iterable[Node], before: str, when: st
     return Pruned(tuple(rows), size, busy)
 
 
-async def _prune_one(root: Supervisor, owner: Node, before: str, when: str) -> Pruned:
+async def _prune_one(root: Supervisor, owner: AgentRecord, before: str, when: str) -> Pruned:
     known = await root.archives.known(owner.spec)
     going, _ = await root.archives.doomed(owner.spec, before)
     if not going.due and not any(record.deleted for record in known):
@@ -91,7 +91,7 @@ async def _prune_one(root: Supervisor, owner: Node, before: str, when: str) -> P
         await rest(root, rewritten, holders)
         async with rewriting_transcripts(root, rewritten):
             done = await root.archives.delete(owner.spec, before, when)
-            root.handle(events.Deleted(owner.spec.id, done.archives, done.turns))
+            root.handle(events.RecordDeletion(owner.spec.id, done.archives, done.turns))
         for holder in holders_of(root, owner):
             if not holder.deleted:
                 await look_up(root, holder, eras=True)

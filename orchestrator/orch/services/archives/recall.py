@@ -21,7 +21,7 @@ from ...archival.engine import merge_hits
 from ...archival.recall import check_entries, check_search
 from ...archival.store.catalog import ArchiveRecord
 from ...archival.store.deletion import HOLDERS
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ..checks.local_only import kept_from
 from ..checks.reach import Scope, find_agent, reaches
@@ -54,7 +54,7 @@ async def archives(root: Supervisor, caller: str | None, params: ListArchives) -
     known = [(owner, await root.archives.known(owner.spec)) for owner in owners]
     rows = [archive_row(owner, record) for owner, records in known for record in records if not record.deleted]
     for id, ids in _handed(root, caller, params.ref).items():
-        owner = root.tree.nodes[id]
+        owner = root.tree.agents[id]
         records = await root.archives.known(owner.spec)
         rows += [archive_row(owner, record) for record in records if record.id in ids and not record.deleted]
     return rows
@@ -69,8 +69,8 @@ async def search_archive(root: Supervisor, caller: str | None, params: SearchArc
     owners = [each for each in await _owners(root, caller, params.ref) if not kept_from(root, caller, each)]
     searches = [root.archives.search(owner.spec, params.query, limit) for owner in owners]
     for owner, ids in _handed(root, caller, params.ref).items():
-        if not kept_from(root, caller, root.tree.nodes[owner]):
-            searches.append(root.archives.search(root.tree.nodes[owner].spec, params.query, limit, ids))
+        if not kept_from(root, caller, root.tree.agents[owner]):
+            searches.append(root.archives.search(root.tree.agents[owner].spec, params.query, limit, ids))
     return merge_hits(await asyncio.gather(*searches), limit)
 
 
@@ -78,7 +78,7 @@ async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive
     """Return messages of an archive in sight, exactly as they were. Raises AgentNotFoundError, AmbiguousRefError."""
     check_entries(params.id, params.first, params.last)
     holder = await _holder(root, caller, params.id)
-    owner = root.tree.nodes[root.tree.nodes.holders[holder]]
+    owner = root.tree.agents[root.tree.agents.holders[holder]]
     if kept_from(root, caller, owner):
         raise ConfigError(f"archive {params.id!r} is for local models alone: ask {owner.spec.name!r} about it")
     return await root.archives.read(owner.spec, holder, params.first, params.last)
@@ -90,18 +90,18 @@ async def marks(root: Supervisor, caller: str | None, params: MarksOf) -> list[M
     for id in dict.fromkeys(params.ids):
         with suppress(AgentNotFoundError):
             holder = await _holder(root, caller, id)
-            owner = root.tree.nodes[root.tree.nodes.holders[holder]]
+            owner = root.tree.agents[root.tree.agents.holders[holder]]
             record = await root.archives.record(owner.spec, holder)
             said = joined(said, record.marks if owner.spec.id == caller else passed_on(record.marks, owner.spec.id))
     return list(said)
 
 
-async def found(root: Supervisor, caller: str | None, ref: str, action: str, scope: Scope) -> Node:
+async def found(root: Supervisor, caller: str | None, ref: str, action: str, scope: Scope) -> AgentRecord:
     """Return the agent that `ref` means to `caller`; a holder that nobody has asked yet is added to the tree.
 
     See `reach.find_agent`. Raises AgentError, for a holder whose archive was deleted ArchiveDeletedError.
     """
-    nodes = root.tree.nodes
+    nodes = root.tree.agents
     try:
         node = find_agent(root, caller, ref, action, scope)
         if node.is_holder:
@@ -140,11 +140,11 @@ async def found(root: Supervisor, caller: str | None, ref: str, action: str, sco
         marks=passed_on((await root.archives.record(owner, holder)).marks, owner.id),
         compaction=None,
     )
-    id: str = root.handle(events.Hold(spec))
+    id: str = root.handle(events.AddHolder(spec))
     return nodes[id]
 
 
-async def look_up(root: Supervisor, node: Node, *, eras: bool = False) -> None:
+async def look_up(root: Supervisor, node: AgentRecord, *, eras: bool = False) -> None:
     """Let a holder know where in its agent's file it finds what it holds. Raises ArchiveDeletedError, StoreError.
 
     That changes when other archives are deleted, and a root that died right then has not taken it down. What the holder
@@ -152,19 +152,19 @@ async def look_up(root: Supervisor, node: Node, *, eras: bool = False) -> None:
     """
     if node.deleted:
         raise node.refusal()
-    owner, known = root.tree.nodes[node.spec.parent_id or ""].spec, node.spec.source
+    owner, known = root.tree.agents[node.spec.parent_id or ""].spec, node.spec.source
     record = await root.archives.record(owner, node.spec.id)
     if eras if record.kind == "era" else known is None or record.spans != known.spans:
         source = await root.archives.source(owner, record.id)
-        root.handle(events.Hold(msgspec.structs.replace(node.spec, source=source)))
+        root.handle(events.AddHolder(msgspec.structs.replace(node.spec, source=source)))
 
 
-async def with_passages(root: Supervisor, node: Node, prompt: str) -> str:
+async def with_passages(root: Supervisor, node: AgentRecord, prompt: str) -> str:
     """Return `prompt` for an agent; for the holder of an era with what a search for it finds among what that holds."""
     source = node.spec.source
     if source is None or source.kind != "era" or not isinstance(prompt, str) or not prompt.strip():
         return prompt
-    owner = root.tree.nodes[source.owner].spec
+    owner = root.tree.agents[source.owner].spec
     hits = await root.archives.passages(owner, prompt, node.spec.id, PASSAGES)
     return with_hits(prompt, hits)
 
@@ -177,7 +177,7 @@ async def archives_of(root: Supervisor, caller: str | None, refs: Iterable[str])
     ids: dict[str, None] = {}
     for ref in refs:
         holder = await _holder(root, caller, ref)
-        owner = root.tree.nodes[root.tree.nodes.holders[holder]].spec
+        owner = root.tree.agents[root.tree.agents.holders[holder]].spec
         records = {record.id: record for record in await root.archives.known(owner)}
         await root.archives.record(owner, holder)  # raises for one that was deleted
         new = [holder]
@@ -192,7 +192,7 @@ async def _holder(root: Supervisor, caller: str | None, ref: str, scope: Scope =
 
     Raises AgentNotFoundError, AmbiguousRefError.
     """
-    nodes, known = root.tree.nodes, root.tree.nodes.holders
+    nodes, known = root.tree.agents, root.tree.agents.holders
 
     def matching() -> list[str]:
         return [id for id in known if id.startswith(ref) and reaches(nodes, caller, id, scope)]
@@ -207,7 +207,7 @@ async def _holder(root: Supervisor, caller: str | None, ref: str, scope: Scope =
                     f"{ref!r} is the beginning of {len(matches)} archives: {', '.join(matches[:8])}"
                 )
             # A root that died as an archive was put on record has not heard of it.
-            among = root.tree.nodes
+            among = root.tree.agents
             await _look(root, [among[id] for id in sorted(among.unlooked | among.alive.keys())])
         if matching():
             raise AmbiguousRefError(
@@ -219,28 +219,28 @@ async def _holder(root: Supervisor, caller: str | None, ref: str, scope: Scope =
     return ref
 
 
-async def _look(root: Supervisor, nodes: Iterable[Node]) -> None:
+async def _look(root: Supervisor, nodes: Iterable[AgentRecord]) -> None:
     """Look for archives of which nobody has told, in the files of those of the agents that may have some: each file
     once, whatever becomes of the root."""
     for node in nodes:
-        unlooked = node.spec.id in root.tree.nodes.unlooked
+        unlooked = node.spec.id in root.tree.agents.unlooked
         if node.spec.archival is not None and (unlooked or node.running) and root.archives.grew(node.spec):
             with suppress(OrchError):  # who asks for that agent's archives is told
                 await note(root, node)
 
 
-async def _owners(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[Node]:
+async def _owners(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[AgentRecord]:
     """Return those of the agents in sight that have archives, or are alive."""
     await _look(root, owners_in_sight(root, caller, ref))
     return owners_in_sight(root, caller, ref)
 
 
-def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[Node]:
+def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[AgentRecord]:
     """Return the agents that may have archives: `ref` and those below it; None means all, for an agent its own.
 
     Raises AgentError, ConfigError.
     """
-    nodes = root.tree.nodes
+    nodes = root.tree.agents
     may_have = {*nodes.holders.values(), *nodes.unlooked, *nodes.alive}
     if ref is None and caller is None:
         top = sorted((nodes[id] for id in may_have), key=lambda node: node.spec.seq)
@@ -265,7 +265,7 @@ def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Se
 
 def _handed(root: Supervisor, caller: str | None, ref: str | None) -> dict[str, set[str]]:
     """Return the archives that the caller was handed, by their owner, unless it names whose archives it means."""
-    nodes, found = root.tree.nodes, dict[str, set[str]]()
+    nodes, found = root.tree.agents, dict[str, set[str]]()
     for id in nodes[caller].spec.archives if caller is not None and ref is None else ():
         owner = nodes.get(nodes.holders.get(id))
         if owner is not None and not owner.deleted:
@@ -273,7 +273,7 @@ def _handed(root: Supervisor, caller: str | None, ref: str | None) -> dict[str, 
     return found
 
 
-def archive_row(owner: Node, record: ArchiveRecord) -> ArchiveRow:
+def archive_row(owner: AgentRecord, record: ArchiveRecord) -> ArchiveRow:
     """Return an archive of the agent `owner` as its row."""
     return ArchiveRow(
         id=record.id,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ class AtWork(Exception):
     """Somebody has to end what he does first; the message says who, and what."""
 
 
-def holders_of(root: Supervisor, owner: Node) -> list[Node]:
+def holders_of(root: Supervisor, owner: AgentRecord) -> list[AgentRecord]:
     """Return the holders of an agent's archives that are in the tree."""
-    return [node for node in (root.tree.nodes[id] for id in owner.children) if node.is_holder]
+    return [node for node in (root.tree.agents[id] for id in owner.children) if node.is_holder]
 
 
-async def rest(root: Supervisor, resting: Iterable[Node], starting: Iterable[Node]) -> None:
+async def rest(root: Supervisor, resting: Iterable[AgentRecord], starting: Iterable[AgentRecord]) -> None:
     """Let the agents `resting` go cold, who get no process meanwhile. Raises AtWork for one that works.
 
     Those of `starting` that have just been asked are about to read what would move under them.
@@ -39,7 +39,7 @@ async def rest(root: Supervisor, resting: Iterable[Node], starting: Iterable[Nod
     for node in resting:
         if node.running:
             waiting[root.waiters.watch(f"gone:{node.spec.id}:{node.incarnation}")] = node
-            root.handle(events.Rest(node.spec.id))
+            root.handle(events.StopIfIdle(node.spec.id))
     try:
         if waiting:
             _, still = await asyncio.wait(waiting, timeout=REST_SECONDS)
@@ -50,5 +50,5 @@ async def rest(root: Supervisor, resting: Iterable[Node], starting: Iterable[Nod
             watcher.cancel()
 
 
-def _named(node: Node) -> str:
+def _named(node: AgentRecord) -> str:
     return f"the holder of {node.spec.id}" if node.is_holder else f"agent {node.spec.name!r} ({node.spec.id})"

@@ -12,7 +12,7 @@ from orch_protocol.core.errors import ConfigError, ErrorInfo, OrchError, error_f
 from orch_worker.backends.local_servers import LOCAL
 from orch_worker.backends.registry import is_remote
 
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ async def localise(root: Supervisor, caller: str | None, params: Localise) -> Ba
 
     Raises ConfigError when there is none.
     """
-    node = root.tree.nodes[caller or ""]
+    node = root.tree.agents[caller or ""]
     backend = await local_model(root, node.spec.backend, caller)
     if not params.look and not node.spec.local:
         _keep(root, node, backend)
     return backend
 
 
-def kept_from(root: Supervisor, caller: str | None, node: Node) -> bool:
+def kept_from(root: Supervisor, caller: str | None, node: AgentRecord) -> bool:
     """Say whether what `node` has to say is for models of this machine alone, and the calling agent need not be one."""
-    return caller is not None and node.spec.local and not root.tree.nodes[caller].spec.local
+    return caller is not None and node.spec.local and not root.tree.agents[caller].spec.local
 
 
 class Keeping:
@@ -43,7 +43,7 @@ class Keeping:
 
     __slots__ = ("_caller", "_node", "_root")
 
-    def __init__(self, root: Supervisor, caller: str | None, node: Node) -> None:
+    def __init__(self, root: Supervisor, caller: str | None, node: AgentRecord) -> None:
         self._root, self._caller, self._node = root, caller, node
 
     def __enter__(self) -> None:
@@ -69,14 +69,14 @@ async def local_model(root: Supervisor, backend: BackendSpec, id: str | None = N
     return replace(found, thinking=backend.thinking)
 
 
-async def stay(root: Supervisor, caller: str | None, node: Node) -> None:
+async def stay(root: Supervisor, caller: str | None, node: AgentRecord) -> None:
     """See to it that what the caller's conversation holds does not leave this machine with what it asks of `node`.
 
     So does what a holder holds, whoever asks it. Raises ConfigError when there is no local model for that.
     """
     if caller is None and not node.is_holder:
         return
-    nodes = root.tree.nodes
+    nodes = root.tree.agents
     kin = (caller, node.spec.parent_id if node.is_holder else None)
     bound = any(each is not None and each.spec.local for each in map(nodes.get, kin))
     if not bound or node.spec.local or node.pending is not None:
@@ -88,9 +88,9 @@ async def stay(root: Supervisor, caller: str | None, node: Node) -> None:
     _keep(root, node, backend)
 
 
-def _keep(root: Supervisor, node: Node, backend: BackendSpec) -> None:
+def _keep(root: Supervisor, node: AgentRecord, backend: BackendSpec) -> None:
     """Keep what `node` says on this machine, and what the holders of its past do: they may come to hold more of it."""
-    for each in (node, *(root.tree.nodes[id] for id in node.children)):
+    for each in (node, *(root.tree.agents[id] for id in node.children)):
         if each is node or (each.is_holder and not each.spec.local):
             own = each.spec.backend
-            root.handle(events.Localise(each.spec.id, backend if each is node or is_remote(own) else own))
+            root.handle(events.RestrictToLocal(each.spec.id, backend if each is node or is_remote(own) else own))

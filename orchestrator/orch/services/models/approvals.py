@@ -24,7 +24,7 @@ from orch_protocol.core.ids import new_id
 from orch_protocol.core.policy import EXIT_PLAN, TASK_CREATE, PolicyCall, Verdict
 
 from ...policy.approvals import NOBODY_TO_ASK
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ COMMANDS: Final = ("command", "code", "plan")
 
 async def judge(root: Supervisor, caller: str | None, params: PolicyCall) -> Verdict:
     """Return what the program's policy function says of the calling agent's call; without one it is denied."""
-    spec = root.tree.nodes[caller or ""].spec
+    spec = root.tree.agents[caller or ""].spec
     if root.approvals.opinion is None:
         return Verdict(
             "deny", "any", "the program that the agent was spawned by had a policy function, this one has none"
@@ -52,7 +52,7 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
 
     A plan that is approved ends the agent's plan mode. Raises StoreError when that cannot be recorded.
     """
-    node = root.tree.nodes[caller or ""]
+    node = root.tree.agents[caller or ""]
     lineage = lineage_of(root, node)
     digest = digest_of(params.tool, params.input, params.paths)
     if params.tool == EXIT_PLAN and (no := _no_plan(lineage)):
@@ -89,7 +89,7 @@ async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> 
     return Approved(not refused, digest, refused, by_pattern)
 
 
-def _no_plan(lineage: Sequence[Node]) -> str:
+def _no_plan(lineage: Sequence[AgentRecord]) -> str:
     """Return why the first of `lineage` cannot have a plan approved, "" when it can: nobody may do more than those
     above it."""
     above = next((node.spec.name for node in lineage[1:] if node.spec.plan), "")
@@ -107,7 +107,7 @@ async def permissions(
     params: ListPermissions,
 ) -> list[Permission]:
     """Return what was approved for later and still holds, of this root's sessions and of projects."""
-    nodes = root.tree.nodes
+    nodes = root.tree.agents
     return [
         each
         for each in root.approvals.permissions(params.folder)
@@ -120,10 +120,10 @@ async def revoke(root: Supervisor, caller: str | None, params: Revoke) -> list[P
     return root.approvals.revoke(None if params.all else params.ids, params.folder)
 
 
-def lineage_of(root: Supervisor, node: Node) -> list[Node]:
+def lineage_of(root: Supervisor, node: AgentRecord) -> list[AgentRecord]:
     """Return the agent and those above it, up to the one that the user spawned."""
     found = [node]
-    while (above := root.tree.nodes.get(found[-1].spec.parent_id)) is not None:
+    while (above := root.tree.agents.get(found[-1].spec.parent_id)) is not None:
         found.append(above)
     return found
 

@@ -51,7 +51,7 @@ async def settle(root: Supervisor, caller: str | None, params: Settle) -> Settle
 
 async def spent(root: Supervisor, caller: str | None, params: Spent) -> Empty:
     """Put on record what the agent used beside its turns."""
-    root.handle(events.Spend(_agent(caller), params.usage))
+    root.handle(events.RecordUsage(_agent(caller), params.usage))
     return Empty()
 
 

@@ -18,7 +18,7 @@ from orch_worker.backends.registry import PROVIDERS, is_remote
 from orch_worker.backends.thinking import check_level, level_of
 from orch_worker.session.session_index import read_outline
 
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ..checks.idle import AtWork, rest
 from ..checks.local_only import local_model
@@ -32,7 +32,7 @@ __all__ = ["answers", "answers_at", "chosen", "holds", "make_way", "told", "true
 async def answers(root: Supervisor, caller: str | None, _: Empty) -> Answers:
     """Return who answers for the calling agent, by its session file, which is so from now on. Raises ConfigError when
     that model cannot be asked, StoreError."""
-    node = root.tree.nodes[caller or ""]
+    node = root.tree.agents[caller or ""]
     found = await answers_at(root, node.spec, *await root.disk.do(_recorded, Path(node.spec.folder)))
     true_now(root, node, found)
     return found
@@ -98,7 +98,7 @@ def told(found: Answers, *, wanted: bool) -> str | None:
         return None
 
 
-async def make_way(root: Supervisor, node: Node, found: Answers) -> None:
+async def make_way(root: Supervisor, node: AgentRecord, found: Answers) -> None:
     """Let the agent's process end where it cannot have another model while it lives. Raises AgentBusyError.
 
     A model moves into a process whose backend asks one: a script, or the extractive one, answers by itself.
@@ -113,11 +113,11 @@ async def make_way(root: Supervisor, node: Node, found: Answers) -> None:
             raise AgentBusyError(str(error)) from error
 
 
-def true_now(root: Supervisor, node: Node, found: Answers) -> None:
+def true_now(root: Supervisor, node: AgentRecord, found: Answers) -> None:
     """Let `found` be who answers for the agent, as is on record in its session."""
     spec = node.spec
     if found != Answers(spec.backend, spec.chosen):
-        root.handle(events.Choose(spec.id, found))
+        root.handle(events.ChangeModel(spec.id, found))
 
 
 # In threads.

@@ -50,12 +50,12 @@ async def find_model(root: Supervisor, caller: str | None, params: FindModel) ->
 
 
 def _is_out_of_bounds(root: Supervisor, caller: str | None, backend: BackendSpec) -> bool:
-    return caller is not None and root.tree.nodes[caller].spec.local and is_remote(backend)
+    return caller is not None and root.tree.agents[caller].spec.local and is_remote(backend)
 
 
 def _own(root: Supervisor, caller: str | None) -> BackendSpec:
     """Return the model that the caller is, or, when a script speaks for it, the configured one."""
-    backend = root.tree.nodes[caller].spec.backend if caller is not None else None
+    backend = root.tree.agents[caller].spec.backend if caller is not None else None
     if backend is None or backend.provider == "scripted":
         return parse_model(root.config.model)
     return backend

@@ -14,7 +14,7 @@ from orch_protocol.core.taint import joined
 from orch_protocol.core.values import Export, Exported, Taken, TakeValue, Value
 from orch_worker.tools.values.store import FOLDER, NAME
 
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ..agents.processes import answered
 from ..archives.recall import found
 from ..checks.local_only import Keeping
@@ -47,7 +47,7 @@ async def value(root: Supervisor, caller: str | None, params: TakeValue) -> Take
         return Taken(node.spec.id, params.name, str(Path(node.spec.folder) / FOLDER / said.file), said)
 
 
-async def _exported(root: Supervisor, node: Node, name: str) -> Value:
+async def _exported(root: Supervisor, node: AgentRecord, name: str) -> Value:
     """Return what the agent's process says, or what is in its folder when there is none."""
     if root.workers.peer(node.spec.id) is not None and node.status != "starting":
         answer: Exported | None = await answered(root, node, "export", Export(name), new_id(), "exported", SECONDS)

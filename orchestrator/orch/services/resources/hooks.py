@@ -35,7 +35,7 @@ def attend(root: Supervisor, templates: Templates) -> None:
     async def call(id: str, service: str, params: Struct) -> Any:
         from .. import call, check_grant  # the table of services has this one in it
 
-        check_grant(root.tree.nodes[id].spec, service)
+        check_grant(root.tree.agents[id].spec, service)
         return await call(root, id, service, params)
 
     async def look() -> None:
@@ -50,7 +50,7 @@ def attend(root: Supervisor, templates: Templates) -> None:
 
 async def run_hooks(root: Supervisor, caller: str | None, params: RunHooks) -> HooksSaid:
     """Call hooks of this program for the calling agent."""
-    return await root.hooks.run(params, root.tree.nodes[caller or ""].spec, root.hooks.say, root.disk.do)
+    return await root.hooks.run(params, root.tree.agents[caller or ""].spec, root.hooks.say, root.disk.do)
 
 
 async def hooks_ran(root: Supervisor, caller: str | None, params: HooksRan) -> Empty:  # noqa: ARG001

@@ -18,7 +18,7 @@ __all__ = ["run_tool"]
 
 async def run_tool(root: Supervisor, caller: str | None, params: RunTool) -> ToolRan:
     """Run the root tool `params.name` of the calling agent. What goes wrong is its text, with `is_error`."""
-    spec = root.tree.nodes[caller or ""].spec
+    spec = root.tree.agents[caller or ""].spec
     tools: dict[str, Tool] = root.tools.get(spec.id, {})
     context = ToolContext(
         cwd=Path(spec.cwd), env=spec.env, agent_id=spec.id, depth=spec.depth, seconds=spec.limits.tool_seconds

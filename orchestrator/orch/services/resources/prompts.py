@@ -12,7 +12,7 @@ from orch_protocol.services.requests import Empty
 from orch_protocol.wire.worker_messages import Nothing
 from orch_worker.conversation.live_subagents import Live, live_block
 
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ..agents.processes import answered
 from ..archives.archiving import live
 from ..archives.recall import found
@@ -41,7 +41,7 @@ async def prompt(root: Supervisor, caller: str | None, params: ShowPrompt) -> Pr
     return await root.disk.do(_without_process, node.spec, [Live(child.id, child.task) for child in children], hooked)
 
 
-def _tells(node: Node) -> bool:
+def _tells(node: AgentRecord) -> bool:
     return node.spec.archival is not None and "spawn_subagent" in node.spec.grant
 
 

@@ -39,7 +39,7 @@ async def catalogs(root: Supervisor, _: str | None, params: Empty) -> list[str]:
     """
     changed = []
     for id, digest in list(root.offers.digests.items()):
-        node = root.tree.nodes.get(id)
+        node = root.tree.agents.get(id)
         if node is None or node.status == "killed":
             root.offers.forget(id)
         elif (await commands(root, None, ShowCommands(id))).digest != digest:

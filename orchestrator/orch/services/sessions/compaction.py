@@ -43,6 +43,6 @@ async def compact(root: Supervisor, caller: str | None, params: CompactSession) 
         )
     done = answer.done
     if done.usage != Usage():
-        root.handle(events.Spend(id, done.usage))
-    root.handle(events.Archived(id, (), done.tokens_after))
+        root.handle(events.RecordUsage(id, done.usage))
+    root.handle(events.RecordArchives(id, (), done.tokens_after))
     return done

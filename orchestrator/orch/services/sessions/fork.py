@@ -24,7 +24,7 @@ from orch_worker.tools.values.store import take_along
 
 from ...sessions.copy_session import copy_conversation
 from ...sessions.import_ import plant
-from ...tree.agents.state import answered_by, iso
+from ...tree.agents.state import answered_by, iso_time
 from ...tree.journal import events
 from ..agents.spawn import check_name
 from ..archives.archiving import note
@@ -68,7 +68,7 @@ async def fork(root: Supervisor, caller: str | None, params: ForkSession) -> For
         with contextlib.suppress(ConfigError):  # who asks the copy is told why that model does not answer
             copy = answered_by(copy, await answers_at(root, spec, chosen, thinking))
     model = copy.backend if params.model is not None else None
-    now = iso(root.clock())
+    now = iso_time(root.clock())
     found = await root.disk.do(
         lambda: copy_conversation(Path(spec.folder), params.at, all=params.all, model=model, now=now)
     )
@@ -76,17 +76,17 @@ async def fork(root: Supervisor, caller: str | None, params: ForkSession) -> For
     try:
         await root.disk.do(_belongings, Path(spec.folder), Path(copy.folder))
         session_of(root, caller, spec.id, "fork")  # deleted meanwhile, not all that the copy names was there any more
-        root.handle(events.Adopt(copy, "; ".join(found.repairs), root.credentials.record(spec.id)))
+        root.handle(events.AddAgent(copy, "; ".join(found.repairs), root.credentials.record(spec.id)))
     except BaseException:
         shutil.rmtree(copy.folder, ignore_errors=True)
         raise
     if (functions := root.tools.get(spec.id)) is not None:
         root.tools[id] = functions
     if node.title:
-        root.handle(events.Title(id, node.title))
+        root.handle(events.ChangeTitle(id, node.title))
     with contextlib.suppress(OrchError):  # whoever asks for its archives is told
-        await note(root, root.tree.nodes[id])
-    made = root.tree.nodes[id].spec
+        await note(root, root.tree.agents[id])
+    made = root.tree.agents[id].spec
     return Forked(id, made.seq, made.name, found.entries[-1].id if found.entries else None)
 
 

@@ -21,7 +21,7 @@ from ...sessions.copy_session import copy_conversation
 from ...sessions.formats.conversation import Found, Told, path_of
 from ...sessions.formats.detect import read_conversation
 from ...sessions.import_ import has_messages, plant, task_of
-from ...tree.agents.state import iso
+from ...tree.agents.state import iso_time
 from ...tree.journal import events
 from ..agents.spawn import spec_of
 from ..archives.archiving import note
@@ -38,7 +38,7 @@ async def import_session(root: Supervisor, _: str | None, params: ImportSession)
     Raises ForeignFileError, DamagedError, StoreError, ConfigError, SpawnError.
     """
     path = Path(params.here, params.path)
-    found = await root.disk.do(_read, path, params, iso(root.clock()))
+    found = await root.disk.do(_read, path, params, iso_time(root.clock()))
     spec, said = await _adopt(root, params, found, path, None)
     below: list[AgentSpec] = []
     left: list[str] = []
@@ -51,8 +51,8 @@ async def import_session(root: Supervisor, _: str | None, params: ImportSession)
     notes = dict.fromkeys((*found.notes, *(note for each in found.below for note in each.notes)))
     return Imported(
         id=spec.id,
-        seq=root.tree.nodes[spec.id].spec.seq,
-        name=root.tree.nodes[spec.id].spec.name,
+        seq=root.tree.agents[spec.id].spec.seq,
+        name=root.tree.agents[spec.id].spec.name,
         task=spec.task,
         shape=found.shape,
         entries=len(found.entries),
@@ -83,19 +83,19 @@ async def _adopt(
     spec, said = await spec_of(root, request)
     if above is not None:
         spec = msgspec.structs.replace(spec, parent_id=above.id, depth=above.depth + 1)
-    folder, found = Path(spec.folder), _gone_on_with(found, spec, request.thinking, iso(root.clock()))
+    folder, found = Path(spec.folder), _gone_on_with(found, spec, request.thinking, iso_time(root.clock()))
     await root.disk.do(plant, folder, spec.id, spec.cwd, found, path)
     try:
         credentials = root.credentials.record() if above is None else None
-        root.handle(events.Adopt(spec, "; ".join(found.repairs), credentials))
+        root.handle(events.AddAgent(spec, "; ".join(found.repairs), credentials))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if found.title:
-        root.handle(events.Title(spec.id, found.title))
+        root.handle(events.ChangeTitle(spec.id, found.title))
     if any(isinstance(entry, ArchiveEntry) for entry in found.entries):
         with contextlib.suppress(OrchError):  # whoever asks for them is told
-            await note(root, root.tree.nodes[spec.id])
+            await note(root, root.tree.agents[spec.id])
     return spec, said
 
 

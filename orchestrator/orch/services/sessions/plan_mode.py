@@ -39,7 +39,7 @@ async def set_planning(root: Supervisor, caller: str | None, params: SetPlanning
     except AtWork as error:
         raise AgentBusyError(str(error)) from error
     id = node.spec.id
-    if root.tree.nodes[id].running:
+    if root.tree.agents[id].running:
         raise AgentBusyError(f"agent {node.spec.name!r} ({id}) was asked meanwhile: wait for that, and try again")
-    root.handle(events.BeginPlan(id, new_id()) if params.on else events.ApprovePlan(id))
-    return row(root, root.tree.nodes[id])
+    root.handle(events.StartPlan(id, new_id()) if params.on else events.ApprovePlan(id))
+    return row(root, root.tree.agents[id])

@@ -13,7 +13,7 @@ from orch_worker.session.transcript import NAME
 
 from ...sessions.findings import in_session
 from ...sessions.repair import mend
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ..archives.recall import look_up
 from ..checks.idle import AtWork, holders_of, rest
 from ..checks.transcripts import rewriting_transcripts
@@ -41,7 +41,7 @@ async def fsck_session(root: Supervisor, caller: str | None, params: FsckSession
             return await _mended(root, node, path, found)
 
 
-async def _mended(root: Supervisor, node: Node, path: Path, found: tuple[Finding, ...]) -> SessionChecked:
+async def _mended(root: Supervisor, node: AgentRecord, path: Path, found: tuple[Finding, ...]) -> SessionChecked:
     holders = holders_of(root, node)
     try:
         await rest(root, [node, *holders], holders)

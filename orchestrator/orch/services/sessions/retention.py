@@ -15,11 +15,11 @@ from orch_protocol.core.errors import AgentBusyError, ConfigError, LockedError
 from orch_protocol.session.tree import PrunedSession, PrunedSessions, PruneSessions
 
 from ...archival.store.deletion import bytes_in
-from ...tree.agents.state import Node, Nodes, iso
+from ...tree.agents.state import AgentRecord, TreeState, iso_time
 from ...tree.journal import events
 from ..archives.prune import seconds_of
 from ..checks.idle import AtWork, holders_of, rest
-from .deletion import finish
+from .deletion import finish_deletions
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -39,7 +39,7 @@ async def prune_sessions(root: Supervisor, _: str | None, params: PruneSessions)
     if params.keep < 0:
         raise ConfigError(f"{params.keep} sessions cannot be kept: give 0 or more")
     before = root.clock() - seconds_of(params.older)
-    chosen = over_since(root.tree.nodes, before, keep=params.keep, idle=params.idle)
+    chosen = over_since(root.tree.agents, before, keep=params.keep, idle=params.idle)
     if params.dry_run:
         sizes = await root.disk.do(_sizes, [node.spec.folder for node in chosen])
         return PrunedSessions(tuple(map(_row, chosen, sizes)), sum(sizes))
@@ -48,14 +48,14 @@ async def prune_sessions(root: Supervisor, _: str | None, params: PruneSessions)
     return await asyncio.shield(pruning)
 
 
-def over_since(nodes: Nodes, before: float, *, keep: int = 0, idle: bool = False) -> list[Node]:
+def over_since(nodes: TreeState, before: float, *, keep: int = 0, idle: bool = False) -> list[AgentRecord]:
     """Return the agents that were over at `before`, with `idle` or asleep, with all below them, and whose sessions are
     kept so far; but for the `keep` of them that were active last. Those that were active first come first.
 
     A copy of a session has what it needs in its own folder: that there are copies keeps none.
     """
     ends = (*OVER, *ASLEEP) if idle else OVER
-    over: dict[str, Node] = {}
+    over: dict[str, AgentRecord] = {}
     busy: set[str] = set()
     """Above whom something is not over."""
     for node in reversed(list(nodes)):  # who was spawned comes after who spawned it
@@ -75,13 +75,13 @@ def over_since(nodes: Nodes, before: float, *, keep: int = 0, idle: bool = False
     return [node for node in latest[keep:][::-1] if node.status in OVER or node.spec.id not in kept]
 
 
-def _above(nodes: Nodes, node: Node) -> Iterator[str]:
+def _above(nodes: TreeState, node: AgentRecord) -> Iterator[str]:
     while (id := node.spec.parent_id) is not None:
         yield id
         node = nodes[id]
 
 
-async def _pruned(root: Supervisor, chosen: Iterable[Node]) -> PrunedSessions:
+async def _pruned(root: Supervisor, chosen: Iterable[AgentRecord]) -> PrunedSessions:
     rows: list[PrunedSession] = []
     busy: dict[str, str] = {}
     async with root.holds.turn:
@@ -95,32 +95,32 @@ async def _pruned(root: Supervisor, chosen: Iterable[Node]) -> PrunedSessions:
                 else:
                     rows.append(row)
         finally:
-            await finish(root)
+            await finish_deletions(root)
     return PrunedSessions(tuple(rows), sum(row.bytes for row in rows), busy)
 
 
-async def _discard(root: Supervisor, node: Node) -> None:
+async def _discard(root: Supervisor, node: AgentRecord) -> None:
     with root.holds.hold(node.spec.id):
         if node.status not in OVER:
             _end(root, node)
         holders = holders_of(root, node)
         await rest(root, holders, holders)
-        root.handle(events.Discard(node.spec.id))
+        root.handle(events.DiscardSession(node.spec.id))
     await root.archives.forget(node.spec)
     root.tools.pop(node.spec.id, None)
 
 
-def _end(root: Supervisor, node: Node) -> None:
+def _end(root: Supervisor, node: AgentRecord) -> None:
     """Kill an agent that is asleep, with all below it. Raises AtWork when somebody has woken one of them."""
-    for each in root.tree.nodes.subtree(node.spec.id):
+    for each in root.tree.agents.subtree(node.spec.id):
         if not each.is_holder and (each.running or each.pending is not None or each.status not in (*OVER, *ASLEEP)):
             raise AtWork(f"agent {each.spec.name!r} ({each.spec.id}) was asked meanwhile: its session stays")
     root.handle(events.Kill((node.spec.id,), "the user"))
 
 
-def _row(node: Node, size: int) -> PrunedSession:
+def _row(node: AgentRecord, size: int) -> PrunedSession:
     spec = node.spec
-    return PrunedSession(spec.id, spec.seq, spec.name, node.title or spec.task, iso(node.last_activity), size)
+    return PrunedSession(spec.id, spec.seq, spec.name, node.title or spec.task, iso_time(node.last_activity), size)
 
 
 # In threads.

@@ -43,7 +43,7 @@ from orch_worker.session.session_index import question, read_outline
 from orch_worker.session.transcript import Transcript, read_session
 
 from ...sessions.stored import check_label, read_tree
-from ...tree.agents.state import Node
+from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ...tree.journal.events import BOOT_SECONDS
 from ..agents.processes import answered, roused
@@ -111,7 +111,7 @@ async def change_session(root: Supervisor, caller: str | None, params: ChangeSes
     return Changed(node.spec.id, edit.entry, text, summary, left is not None and left.by_model, model, told)
 
 
-def session_of(root: Supervisor, caller: str | None, ref: str, action: str, scope: Scope = "control") -> Node:
+def session_of(root: Supervisor, caller: str | None, ref: str, action: str, scope: Scope = "control") -> AgentRecord:
     """Return the agent that `ref` means to `caller`, which is no holder. Raises AgentError, ConfigError."""
     node = find_agent(root, caller, ref, action, scope)
     if node.is_holder:
@@ -121,7 +121,7 @@ def session_of(root: Supervisor, caller: str | None, ref: str, action: str, scop
     return node
 
 
-def check_idle(node: Node) -> None:
+def check_idle(node: AgentRecord) -> None:
     """Raise AgentBusyError while a turn of the agent runs."""
     if node.pending is not None:
         raise AgentBusyError(
@@ -130,10 +130,10 @@ def check_idle(node: Node) -> None:
         )
 
 
-async def _made(root: Supervisor, node: Node, edit: Edit, was: AgentSpec) -> None:
+async def _made(root: Supervisor, node: AgentRecord, edit: Edit, was: AgentSpec) -> None:
     await put(root, node, edit)
     if isinstance(edit.change, Rename):
-        root.handle(events.Title(node.spec.id, edit.change.name or ""))
+        root.handle(events.ChangeTitle(node.spec.id, edit.change.name or ""))
     if edit.answers is None:
         return
     if node.spec == was:
@@ -144,7 +144,7 @@ async def _made(root: Supervisor, node: Node, edit: Edit, was: AgentSpec) -> Non
         await model_selection.answers(root, node.spec.id, Empty())
 
 
-async def put(root: Supervisor, node: Node, edit: Edit) -> None:
+async def put(root: Supervisor, node: AgentRecord, edit: Edit) -> None:
     """Let the owner of the session record `edit`: the agent's process, or the root as long as it has none.
 
     Each attempt is for the same entry, so that it does not matter whether one that nobody confirmed was made. Raises
@@ -167,11 +167,11 @@ async def put(root: Supervisor, node: Node, edit: Edit) -> None:
             await root.waiters.until(gone, EDIT_SECONDS)
         elif (edited := await answered(root, node, "edit", edit, edit.entry, "edited", EDIT_SECONDS)) is not None:
             if edited.context_tokens:
-                root.handle(events.Archived(id, (), edited.context_tokens))
+                root.handle(events.RecordArchives(id, (), edited.context_tokens))
             return
 
 
-async def _summed(root: Supervisor, node: Node, to: str | None) -> Summed:
+async def _summed(root: Supervisor, node: AgentRecord, to: str | None) -> Summed:
     """Return what is to be said of what the conversation leaves when it goes back to `to`.
 
     The agent's process asks its model; one that has none gets one. Where that cannot be, or there is no model, it is
@@ -184,7 +184,7 @@ async def _summed(root: Supervisor, node: Node, to: str | None) -> Summed:
             asked = SumUp(to, root.budgets.kinds_for(spec.id))
             left = await answered(root, node, "sum_up", asked, new_entry_id(()), "summed", SUM_UP_SECONDS)
             if left is not None:
-                root.handle(events.Spend(spec.id, left.usage))
+                root.handle(events.RecordUsage(spec.id, left.usage))
                 return cast(Summed, left)
     return await root.disk.do(_extracted, Path(spec.folder), to)
 

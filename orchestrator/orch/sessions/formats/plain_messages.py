@@ -14,7 +14,7 @@ from orch_protocol.core.messages import Message, ToolUse
 from orch_protocol.session.entries import MessageEntry, Origin
 
 from ...archival.adapters import detect
-from ...tree.agents.state import iso
+from ...tree.agents.state import iso_time
 from .conversation import SHAPE_ERRORS, Found, Reading, fitting
 from .json_lines import Row
 from .pi import entry_time, usage_of
@@ -69,7 +69,7 @@ def _plain(messages: Sequence[Any], name: str, reading: Reading, lines: Sequence
     found: list[MessageEntry] = []
     parent: str | None = None
     taken: set[str] = set()
-    now = iso(time.time())
+    now = iso_time(time.time())
     for place, raw in enumerate(messages):
         told = raw if isinstance(raw, dict) else {}
         try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     PathLike = str | os.PathLike[str]
 
-__all__ = ["end_leftovers", "marked", "run_token", "stored_token", "sweep_runs", "unnamed_runs"]
+__all__ = ["kill_orphans", "processes_with_token", "run_token", "stored_token", "sweep_runs", "unnamed_runs"]
 
 TOKEN_FILE = "token"
 TOKEN_BYTES = 16
@@ -57,7 +57,7 @@ def stored_token(folder: PathLike) -> str:
         return ""
 
 
-def marked(proc: str = "/proc") -> Iterator[tuple[int, dict[str, str]]]:
+def processes_with_token(proc: str = "/proc") -> Iterator[tuple[int, dict[str, str]]]:
     """Yield pid and environment of each process we may look into that carries ORCH_RUN, but for this one."""
     try:
         names = os.listdir(proc)
@@ -68,7 +68,7 @@ def marked(proc: str = "/proc") -> Iterator[tuple[int, dict[str, str]]]:
             yield int(name), found
 
 
-def end_leftovers(folder: PathLike, proc: str = "/proc") -> int:
+def kill_orphans(folder: PathLike, proc: str = "/proc") -> int:
     """Kill every process of the run in `folder` and return how many. The caller holds the run's lock and runs nothing.
 
     The environment is read again once the process is held by a pidfd: its pid may have been reused.
@@ -77,7 +77,7 @@ def end_leftovers(folder: PathLike, proc: str = "/proc") -> int:
     if not (token := stored_token(folder)):
         return 0
     for _ in range(PASSES):
-        found = [pid for pid, env in marked(proc) if env["ORCH_RUN"] == token]
+        found = [pid for pid, env in processes_with_token(proc) if env["ORCH_RUN"] == token]
         if not found:
             break
         for pid in found:
@@ -148,7 +148,7 @@ def sweep_runs(home: Path) -> list[tuple[Path, int]]:
             continue  # somebody works in it, or has just removed it
         try:
             runs = [folder, *paths.runs_dir(folder).glob("*")]
-            swept.append((folder, sum(end_leftovers(run) for run in runs)))
+            swept.append((folder, sum(kill_orphans(run) for run in runs)))
             for run in runs:
                 with contextlib.suppress(OrchError, OSError):  # it may lie elsewhere
                     os.unlink(paths.root_socket(run))

@@ -22,28 +22,28 @@ from orch_protocol.services.requests import Status
 from orch_protocol.session.entries import TranscriptPosition
 from orch_worker.conversation.stubs import marker
 
-from ..journal.entries import Asked, CredentialsRecord, Pruned, Steered
+from ..journal.entries import ContentDeleted, CredentialsRecord, QueryStarted, SteeringQueued
 
 __all__ = [
-    "Node",
-    "Result",
-    "Worked",
-    "bare",
-    "bury",
-    "discard",
-    "emptied",
-    "forget",
+    "AgentRecord",
+    "BusyTime",
+    "QueryResult",
+    "archive_deleted_error",
+    "erase_session",
+    "forget_deleted",
     "in_plan_mode",
-    "refusal",
-    "session_refusal",
-    "silent",
+    "mark_archive_deleted",
+    "redacted_message",
+    "redacted_reply",
+    "redacted_spec",
+    "session_deleted_error",
 ]
 
 
 # --- What is said in place of what was deleted for good ---
 
 
-def refusal(id: str, when: str) -> ArchiveDeletedError:
+def archive_deleted_error(id: str, when: str) -> ArchiveDeletedError:
     """Return the error for who asks for the archive `id`."""
     return ArchiveDeletedError(
         f"what archive {id} held was deleted on {when[:10]} (at {when[11:19]} UTC, by prune): "
@@ -51,7 +51,7 @@ def refusal(id: str, when: str) -> ArchiveDeletedError:
     )
 
 
-def session_refusal(name: str, id: str, when: str) -> SessionDeletedError:
+def session_deleted_error(name: str, id: str, when: str) -> SessionDeletedError:
     """Return the error for who asks for the session of the agent `id`."""
     return SessionDeletedError(
         f"the session of agent {name!r} ({id}) was deleted on {when[:10]} (at {when[11:19]} UTC, by prune): "
@@ -59,12 +59,12 @@ def session_refusal(name: str, id: str, when: str) -> SessionDeletedError:
     )
 
 
-def emptied(message: Message, when: str) -> Message:
+def redacted_message(message: Message, when: str) -> Message:
     """Return `message` without what it said."""
     return Message(message.role, (Text(marker(when)),))
 
 
-def silent(reply: Reply, when: str) -> Reply:
+def redacted_reply(reply: Reply, when: str) -> Reply:
     """Return `reply` without what it said."""
     return msgspec.structs.replace(reply, text=marker(when), files_changed=(), marks=taint_bare(reply.marks))
 
@@ -73,7 +73,7 @@ def silent(reply: Reply, when: str) -> Reply:
 
 
 @dataclass(slots=True)
-class Worked:
+class BusyTime:
     """Seconds in which at least one turn was under way. Times are those of the entries that begin and end turns."""
 
     turns: int = 0
@@ -105,7 +105,7 @@ class Worked:
 
 
 @dataclass(slots=True)
-class Result:
+class QueryResult:
     """The answer to one query, kept until the run is deleted."""
 
     query_id: str
@@ -126,7 +126,7 @@ class Result:
 
 
 @dataclass(slots=True, weakref_slot=True)
-class Node:
+class AgentRecord:
     """One agent. Only `Nodes.apply` assigns to it."""
 
     spec: AgentSpec
@@ -137,13 +137,13 @@ class Node:
     running: bool = False
     """Whether a process exists or is being made, also one that was told to end."""
     pid: int | None = None
-    pending: Asked | None = None
+    pending: QueryStarted | None = None
     stopping: bool = False
-    last: Result | None = None
-    earlier: list[Result] = field(default_factory=list)
+    last: QueryResult | None = None
+    earlier: list[QueryResult] = field(default_factory=list)
     """Answers before that one which nobody has taken yet, the oldest first, and of them the one that was taken last."""
     usage: Usage = field(default_factory=Usage)
-    worked: Worked = field(default_factory=Worked)
+    worked: BusyTime = field(default_factory=BusyTime)
     """For how long it, or any agent below it, was at work."""
     payers: tuple[str, ...] = ()
     """Agents that are charged for what it uses, besides those above it: the path of the peer that asked it last."""
@@ -171,7 +171,7 @@ class Node:
     """That, until it was told to somebody who asks the agent."""
     transcript: TranscriptPosition | None = None
     """The last acknowledged line of its transcript, None when none is known."""
-    unheard: dict[str, Steered] = field(default_factory=dict)
+    unheard: dict[str, SteeringQueued] = field(default_factory=dict)
     title: str = ""
     """What was said to it and is not in its conversation yet, by id, in order."""
     archives: dict[str, str] = field(default_factory=dict)
@@ -222,24 +222,24 @@ class Node:
     def refusal(self) -> AgentError:
         """Return the error for who asks for what was `deleted`."""
         if self.is_holder:
-            return refusal(self.spec.id, self.deleted)
-        return session_refusal(self.spec.name, self.spec.id, self.deleted)
+            return archive_deleted_error(self.spec.id, self.deleted)
+        return session_deleted_error(self.spec.name, self.spec.id, self.deleted)
 
     def warned(self, reply: Reply | None) -> Reply | None:
         """Return `reply` with what whoever asked has yet to be told of the agent's transcript."""
         return msgspec.structs.replace(reply, warning=self.untold) if reply is not None and self.untold else reply
 
 
-def forget(node: Node, pruned: Pruned) -> None:
+def forget_deleted(node: AgentRecord, pruned: ContentDeleted) -> None:
     """Let the agent know no more of what was deleted for good of its conversation."""
     node.forgotten |= pruned.turns
     node.archives |= dict.fromkeys(pruned.holders, "")
     for result in (*node.earlier, node.last):
         if result is not None and result.reply is not None and (when := pruned.turns.get(result.query_id)):
-            result.reply = silent(result.reply, when)
+            result.reply = redacted_reply(result.reply, when)
 
 
-def bury(holder: Node, when: str) -> None:
+def mark_archive_deleted(holder: AgentRecord, when: str) -> None:
     """Let the holder be one whose archive was deleted."""
     holder.status, holder.deleted, holder.last = "killed", when, None
     holder.transcript = None
@@ -248,17 +248,17 @@ def bury(holder: Node, when: str) -> None:
     holder.spec = msgspec.structs.replace(holder.spec, task=marker(when), source=None)
 
 
-def discard(node: Node, when: str) -> None:
+def erase_session(node: AgentRecord, when: str) -> None:
     """Let the agent be one whose session was deleted: its number, its name and what it used are left."""
     node.status, node.deleted, node.last, node.title = "killed", when, None, ""
     node.error, node.end, node.repaired, node.untold, node.transcript = None, "", "", "", None
     for said in (node.earlier, node.unheard, node.inbox, node.news, node.watching, node.forgotten, node.requests):
         said.clear()
     node.archives = dict.fromkeys(node.archives, "")
-    node.spec = bare(node.spec, when)
+    node.spec = redacted_spec(node.spec, when)
 
 
-def bare(spec: AgentSpec, when: str) -> AgentSpec:
+def redacted_spec(spec: AgentSpec, when: str) -> AgentSpec:
     """Return `spec` without what it says of what the agent was for, and what its model and tools were given."""
     backend = BackendSpec(spec.backend.provider, spec.backend.model)
     return msgspec.structs.replace(spec, task=marker(when), history=(), env={}, backend=backend, born=None)

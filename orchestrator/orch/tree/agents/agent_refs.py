@@ -7,17 +7,17 @@ from difflib import get_close_matches
 
 from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError
 
-from .state import Node, Nodes
+from .state import AgentRecord, TreeState
 
 __all__ = ["LATEST", "resolve"]
 
 LATEST = "latest"
 """What no agent can be called: the one that was active last."""
-SHOWN = 80
-MOST_COMPARED = 2000
+MAX_SHOWN_CHARS = 80
+MAX_COMPARED = 2000
 
 
-def resolve(nodes: Nodes, ref: str, within: Callable[[str], bool] | None = None) -> Node:
+def resolve(nodes: TreeState, ref: str, within: Callable[[str], bool] | None = None) -> AgentRecord:
     """Return the agent that `ref` means. Raises AgentNotFoundError or AmbiguousRefError, naming the candidates.
 
     All digits are a sequence number. Then, first match wins: exact id, name, prefix of exactly one id; `latest` is the
@@ -50,12 +50,12 @@ def resolve(nodes: Nodes, ref: str, within: Callable[[str], bool] | None = None)
         more = f" and {len(matches) - 8} more" if len(matches) > 8 else ""
         raise AmbiguousRefError(f"{ref!r} is the beginning of {len(matches)} ids: {found}{more}; type more of it")
     # Comparing costs time, which a root that serves others does not have.
-    close = get_close_matches(ref, list(nodes.names)[-MOST_COMPARED:], 1) if len(ref) <= SHOWN else []
+    close = get_close_matches(ref, list(nodes.names)[-MAX_COMPARED:], 1) if len(ref) <= MAX_SHOWN_CHARS else []
     hint = f"; did you mean {close[0]!r}?" if close else " (see `orch list --all`)"
     raise AgentNotFoundError(f"no agent goes by {_shown(ref)!r}{hint}")
 
 
-def _resolve_within(nodes: Nodes, ref: str, within: Callable[[str], bool]) -> Node:
+def _resolve_within(nodes: TreeState, ref: str, within: Callable[[str], bool]) -> AgentRecord:
     if ref == LATEST:
         agents = (node for node in nodes.by_id.awake() if not node.is_holder and within(node.spec.id))
         if (latest := max(agents, key=lambda node: node.last_activity, default=None)) is not None:
@@ -72,4 +72,4 @@ def _resolve_within(nodes: Nodes, ref: str, within: Callable[[str], bool]) -> No
 
 
 def _shown(ref: str) -> str:
-    return ref if len(ref) <= SHOWN else f"{ref[:SHOWN]}..."
+    return ref if len(ref) <= MAX_SHOWN_CHARS else f"{ref[:MAX_SHOWN_CHARS]}..."

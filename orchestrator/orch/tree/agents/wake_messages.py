@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..journal.entries import Answered, Woken
+from ..journal.entries import AgentWoken, QueryFinished
 
 if TYPE_CHECKING:
-    from .state import Node, Nodes
+    from .state import AgentRecord, TreeState
 
-__all__ = ["News", "news_line"]
+__all__ = ["WakeMessages", "finished_line"]
 
 
-class News:
+class WakeMessages:
     """Follows the answers of one decision, none of which is applied to `nodes` yet."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: TreeState) -> None:
         self._nodes = nodes
         self._watches: dict[str, tuple[dict[str, str | int], list[str]]] = {}
 
-    def of(self, node: Node, answered: Answered) -> Woken | None:
+    def of(self, node: AgentRecord, answered: QueryFinished) -> AgentWoken | None:
         """Return what wakes the asker of `node`, or None while too few of the agents it watches are done."""
         asker = self._nodes.get(node.pending.asker if node.pending else None)
         if asker is None:
@@ -28,16 +28,16 @@ class News:
         mode = watching.pop(node.spec.id, None)
         if mode is None:
             return None
-        news.append(news_line(node, answered))
+        news.append(finished_line(node, answered))
         wanted = 1 if mode == "any" else int(mode) if isinstance(mode, int) else None
         if watching and (wanted is None or len(news) < wanted):
             return None
         text = "[subagents finished]\n" + "\n".join(news) + "\nTheir answers wait: collect_subagent(id)."
         news.clear()
-        return Woken(at=answered.at, id=asker.spec.id, text=text)
+        return AgentWoken(at=answered.at, id=asker.spec.id, text=text)
 
 
-def news_line(node: Node, answered: Answered) -> str:
+def finished_line(node: AgentRecord, answered: QueryFinished) -> str:
     """Return one line that tells how a query to `node` ended."""
     who = f"- {node.spec.id} ({node.spec.name})"
     if answered.reply is not None:

@@ -6,7 +6,7 @@ an asynchronous query, which is asked again if its root dies before the transcri
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -23,48 +23,51 @@ from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.wire.frames import DECODE_ERRORS
 
 __all__ = [
-    "Acknowledged",
-    "Answered",
-    "Archived",
-    "Asked",
-    "Budgeted",
+    "OLD_TAGS",
+    "AgentEntry",
+    "AgentKilled",
+    "AgentResumed",
+    "AgentSpawned",
+    "AgentWoken",
+    "BudgetChanged",
+    "BudgetReleased",
+    "BudgetReserved",
     "CatalogChanged",
-    "Chosen",
-    "Collected",
+    "ContentDeleted",
     "CredentialsRecord",
     "CredentialsSet",
-    "Ended",
     "Entry",
-    "Heard",
-    "Hearing",
-    "Kept",
-    "KeptRun",
-    "Killed",
-    "Launched",
-    "LetGo",
-    "Localised",
-    "Marked",
-    "Moved",
-    "Narrowed",
-    "Opened",
+    "LocalOnlySet",
+    "ModelChanged",
     "PlanApproved",
-    "PlanBegun",
-    "Pruned",
-    "PutAside",
-    "Resumed",
-    "RootBudgeted",
-    "Spawned",
-    "Spent",
-    "Steered",
-    "Stopping",
-    "Titled",
-    "Unsaid",
-    "Up",
-    "Woken",
-    "decoded",
-    "decoder",
-    "encoded",
+    "PlanStarted",
+    "QueryFinished",
+    "QueryStarted",
+    "QueueModesChanged",
+    "ReplyCollected",
+    "RootBudgetChanged",
+    "RunSnapshot",
+    "RunStarted",
+    "Snapshot",
+    "SourceMoved",
+    "SteeringDelivered",
+    "SteeringQueued",
+    "SteeringRetracted",
+    "TaintAdded",
+    "TitleChanged",
+    "ToolsRevoked",
+    "TranscriptRewritten",
+    "TurnsArchived",
+    "UsageRecorded",
+    "WorkerExited",
+    "WorkerLaunched",
+    "WorkerReady",
+    "WorkerStopping",
+    "decode_entry",
+    "decode_state",
+    "encode_entry",
     "encoder",
+    "read_entry",
 ]
 
 
@@ -72,13 +75,13 @@ class _Entry(Struct, frozen=True, gc=False, kw_only=True, tag_field="type", omit
     at: float
 
 
-class Opened(_Entry, frozen=True, gc=False, kw_only=True, tag="opened"):
+class RunStarted(_Entry, frozen=True, gc=False, kw_only=True, tag="run_started"):
     """A root took the run over."""
 
     pid: int
 
 
-class _Agent(_Entry, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+class _AgentEntry(_Entry, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     id: str
 
 
@@ -89,7 +92,7 @@ class CredentialsRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     source: str = ""
 
 
-class Spawned(_Agent, frozen=True, gc=False, kw_only=True, tag="spawned"):
+class AgentSpawned(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_spawned"):
     """An agent exists. `request_id` is the caller's, for a repeated request.
 
     A `cold` one has a transcript already, and no process until it is asked; `repaired` tells what was wrong with what
@@ -103,7 +106,7 @@ class Spawned(_Agent, frozen=True, gc=False, kw_only=True, tag="spawned"):
     credentials: CredentialsRecord | None = None
 
 
-class CredentialsSet(_Agent, frozen=True, gc=False, kw_only=True, tag="credentials_set"):
+class CredentialsSet(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="credentials_set"):
     """The agent and those below it use other credentials from now on; None: those of the agent above it.
 
     `base_url` is the address of its model's server from now on, "" for no change.
@@ -113,13 +116,13 @@ class CredentialsSet(_Agent, frozen=True, gc=False, kw_only=True, tag="credentia
     base_url: str = ""
 
 
-class Launched(_Agent, frozen=True, gc=False, kw_only=True, tag="launched"):
+class WorkerLaunched(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="worker_launched"):
     """A process was asked for."""
 
     incarnation: int
 
 
-class Up(_Agent, frozen=True, gc=False, kw_only=True, tag="up"):
+class WorkerReady(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="worker_ready"):
     """The process has opened its transcript and waits; `repaired` tells what was wrong with that."""
 
     pid: int
@@ -130,7 +133,7 @@ class Up(_Agent, frozen=True, gc=False, kw_only=True, tag="up"):
     transcript: TranscriptPosition | None = None
 
 
-class Asked(_Agent, frozen=True, gc=False, kw_only=True, tag="asked"):
+class QueryStarted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="query_started"):
     """A query was accepted. `asker` is the agent that asks, None for the user's program.
 
     `stays` says that the answer is there until somebody takes it, however many queries follow. `prompt` is the whole
@@ -148,7 +151,7 @@ class Asked(_Agent, frozen=True, gc=False, kw_only=True, tag="asked"):
     prompt: str = ""
 
 
-class Answered(_Agent, frozen=True, gc=False, kw_only=True, tag="answered"):
+class QueryFinished(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="query_finished"):
     """A query is over, one way or the other. `taken_by` says who waited and so got the answer.
 
     `ended` says that the user ended it together with the agent's process. `transcript` is the last line of the agent's
@@ -165,24 +168,24 @@ class Answered(_Agent, frozen=True, gc=False, kw_only=True, tag="answered"):
     transcript: TranscriptPosition | None = None
 
 
-class Acknowledged(_Agent, frozen=True, gc=False, kw_only=True, tag="acknowledged"):
+class TranscriptRewritten(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="transcript_rewritten"):
     """The transcript was rewritten, and `transcript` is its last line; None while it is being rewritten."""
 
     transcript: TranscriptPosition | None = None
 
 
-class Collected(_Agent, frozen=True, gc=False, kw_only=True, tag="collected"):
+class ReplyCollected(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="reply_collected"):
     """Somebody took the answer."""
 
     query_id: str
     by: str
 
 
-class Stopping(_Agent, frozen=True, gc=False, kw_only=True, tag="stopping"):
+class WorkerStopping(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="worker_stopping"):
     """The process was asked to leave; its agent goes cold."""
 
 
-class Ended(_Agent, frozen=True, gc=False, kw_only=True, tag="ended"):
+class WorkerExited(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="worker_exited"):
     """The process is gone. `status` is what the agent is now: cold, died, failed or killed; `starting` when another
     process is about to be started. With `crash` it counts against how many there may be."""
 
@@ -193,65 +196,65 @@ class Ended(_Agent, frozen=True, gc=False, kw_only=True, tag="ended"):
     crash: bool = False
 
 
-class Killed(_Agent, frozen=True, gc=False, kw_only=True, tag="killed"):
+class AgentKilled(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_killed"):
     """The agent was killed on purpose."""
 
     by: str
 
 
-class Resumed(_Agent, frozen=True, gc=False, kw_only=True, tag="resumed"):
+class AgentResumed(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_resumed"):
     """A killed or failed agent may answer again."""
 
 
-class Budgeted(BudgetChange, frozen=True, gc=False, kw_only=True, tag_field="type", tag="budgeted"):
+class BudgetChanged(BudgetChange, frozen=True, gc=False, kw_only=True, tag_field="type", tag="budget_changed"):
     """The agent may use so much from now on, with everything that it used before."""
 
     at: float
     id: str
 
 
-class RootBudgeted(_Entry, frozen=True, gc=False, kw_only=True, tag="root_budgeted"):
+class RootBudgetChanged(_Entry, frozen=True, gc=False, kw_only=True, tag="root_budget_changed"):
     """All agents together may use so much, for as long as the configuration says what it said then."""
 
     change: BudgetChange
     configured: Budget
 
 
-class Localised(_Agent, frozen=True, gc=False, kw_only=True, tag="localised"):
+class LocalOnlySet(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="local_only_set"):
     """The agent's conversation is for models of this machine alone from now on: for the one behind `backend`."""
 
     backend: BackendSpec
 
 
-class Chosen(_Agent, frozen=True, gc=False, kw_only=True, tag="chosen"):
+class ModelChanged(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="model_changed"):
     """`answers` is who answers for the agent from now on."""
 
     answers: Answers
 
 
-class Marked(_Agent, frozen=True, gc=False, kw_only=True, tag="marked"):
+class TaintAdded(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="taint_added"):
     """All that came to the agent with what other agents asked it."""
 
     marks: tuple[Mark, ...]
 
 
-class Narrowed(_Agent, frozen=True, gc=False, kw_only=True, tag="narrowed"):
+class ToolsRevoked(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="tools_revoked"):
     """The agent may not use these of its tools any more: all of them, those of before included."""
 
     withdrawn: tuple[str, ...]
 
 
-class PlanApproved(_Agent, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
+class PlanApproved(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
     """Somebody approved the agent's plan, or let it out of plan mode without one: it is not in it any more."""
 
 
-class PlanBegun(_Agent, frozen=True, gc=False, kw_only=True, tag="plan_begun"):
+class PlanStarted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="plan_started"):
     """Somebody let the agent go on in plan mode; `plan` is the id of that."""
 
     plan: str
 
 
-class Steered(_Agent, frozen=True, gc=False, kw_only=True, tag="steered"):
+class SteeringQueued(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="steering_queued"):
     """Something was said to the agent, to be heard while it works."""
 
     steer_id: str
@@ -259,38 +262,38 @@ class Steered(_Agent, frozen=True, gc=False, kw_only=True, tag="steered"):
     follow_up: bool = False
 
 
-class Heard(_Agent, frozen=True, gc=False, kw_only=True, tag="heard"):
+class SteeringDelivered(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="steering_delivered"):
     """What was said is in the agent's conversation."""
 
     steer_id: str
 
 
-class Titled(_Agent, frozen=True, gc=False, kw_only=True, tag="titled"):
+class TitleChanged(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="title_changed"):
     """What the agent's session is called now, "" for nothing; its file says so, too."""
 
     title: str
 
 
-class CatalogChanged(_Agent, frozen=True, gc=False, kw_only=True, tag="catalog_changed"):
+class CatalogChanged(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="catalog_changed"):
     """Other commands can be executed in the agent's session than before; for whoever shows them."""
 
     digest: str
 
 
-class Unsaid(_Agent, frozen=True, gc=False, kw_only=True, tag="unsaid"):
+class SteeringRetracted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="steering_retracted"):
     """What was said is not to be heard any more."""
 
     steer_ids: tuple[str, ...]
 
 
-class Hearing(_Agent, frozen=True, gc=False, kw_only=True, tag="hearing"):
+class QueueModesChanged(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="queue_modes_changed"):
     """How many of the things said to the agent it hears at once from now on."""
 
     steering: QueueMode
     follow_up: QueueMode
 
 
-class Archived(_Agent, frozen=True, gc=False, kw_only=True, tag="archived"):
+class TurnsArchived(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="turns_archived"):
     """Parts of the agent's conversation are holders' now: their ids and what they are about. Its transcript says all
     of it, and knows better: when somebody `looked` there are no more. `problem` says why nothing could be archived."""
 
@@ -302,13 +305,13 @@ class Archived(_Agent, frozen=True, gc=False, kw_only=True, tag="archived"):
     """The query ids of archived turns, by holder: `archived_to` of their replies."""
 
 
-class Spent(_Agent, frozen=True, gc=False, kw_only=True, tag="spent"):
+class UsageRecorded(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="usage_recorded"):
     """The agent used something beside its turns: for a summary of what it had archived."""
 
     usage: Usage
 
 
-class PutAside(_Agent, frozen=True, gc=False, kw_only=True, tag="put_aside"):
+class BudgetReserved(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="budget_reserved"):
     """The agent is about to use something in its query, `least` at least: what its budgets have is less by that."""
 
     query_id: str
@@ -316,19 +319,19 @@ class PutAside(_Agent, frozen=True, gc=False, kw_only=True, tag="put_aside"):
     least: Amounts
 
 
-class LetGo(_Agent, frozen=True, gc=False, kw_only=True, tag="let_go"):
+class BudgetReleased(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="budget_released"):
     """What the agent used of what was put aside is on record, or nothing was."""
 
     hold: str
 
 
-class Moved(_Agent, frozen=True, gc=False, kw_only=True, tag="moved"):
+class SourceMoved(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="source_moved"):
     """What a holder holds stands elsewhere now. None: a later entry says where."""
 
     source: Source | None
 
 
-class Pruned(_Agent, frozen=True, gc=False, kw_only=True, tag="pruned"):
+class ContentDeleted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="content_deleted"):
     """What `holders` of the agent held was deleted for good: ids, and when. So were the replies to its queries `turns`;
     with `session` all that was said to it, whose folder is "going" and then "gone".
 
@@ -340,78 +343,149 @@ class Pruned(_Agent, frozen=True, gc=False, kw_only=True, tag="pruned"):
     session: Literal["", "going", "gone"] = ""
 
 
-class Kept(_Agent, frozen=True, gc=False, kw_only=True, tag="kept"):
+class Snapshot(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="snapshot"):
     """All that the entries before this one came to of the agent, a Node; they are in the file no more."""
 
     state: msgspec.Raw
 
 
-class KeptRun(_Entry, frozen=True, gc=False, kw_only=True, tag="kept_run"):
+class RunSnapshot(_Entry, frozen=True, gc=False, kw_only=True, tag="run_snapshot"):
     """All that they came to of what is no agent's."""
 
     state: msgspec.Raw
 
 
-class Woken(_Agent, frozen=True, gc=False, kw_only=True, tag="woken"):
+class AgentWoken(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="agent_woken"):
     """News for the agent, to be its next prompt."""
 
     text: str
 
 
-Entry: TypeAlias = (
-    Opened
-    | Spawned
-    | Launched
-    | Up
-    | Asked
-    | Answered
-    | Acknowledged
-    | Collected
-    | Stopping
-    | Ended
-    | Killed
-    | Resumed
-    | Budgeted
-    | RootBudgeted
-    | Localised
-    | Marked
+AgentEntry: TypeAlias = (
+    WorkerLaunched
+    | WorkerReady
+    | QueryStarted
+    | QueryFinished
+    | TranscriptRewritten
+    | ReplyCollected
+    | WorkerStopping
+    | WorkerExited
+    | AgentKilled
+    | AgentResumed
+    | BudgetChanged
+    | LocalOnlySet
+    | TaintAdded
     | PlanApproved
-    | PlanBegun
-    | Narrowed
-    | Woken
-    | Steered
-    | Heard
-    | Titled
+    | PlanStarted
+    | ToolsRevoked
+    | AgentWoken
+    | SteeringQueued
+    | SteeringDelivered
+    | TitleChanged
     | CatalogChanged
-    | Chosen
+    | ModelChanged
     | CredentialsSet
-    | Unsaid
-    | Hearing
-    | Archived
-    | Spent
-    | PutAside
-    | LetGo
-    | Moved
-    | Pruned
-    | Kept
-    | KeptRun
+    | SteeringRetracted
+    | QueueModesChanged
+    | TurnsArchived
+    | UsageRecorded
+    | BudgetReserved
+    | BudgetReleased
+    | SourceMoved
+    | ContentDeleted
 )
+"""An entry about one agent that an earlier entry introduced."""
+
+Entry: TypeAlias = RunStarted | AgentSpawned | RootBudgetChanged | Snapshot | RunSnapshot | AgentEntry
+
+T = TypeVar("T")
+
+OLD_TAGS: Final = {
+    "opened": "run_started",
+    "spawned": "agent_spawned",
+    "launched": "worker_launched",
+    "up": "worker_ready",
+    "asked": "query_started",
+    "answered": "query_finished",
+    "acknowledged": "transcript_rewritten",
+    "collected": "reply_collected",
+    "stopping": "worker_stopping",
+    "ended": "worker_exited",
+    "killed": "agent_killed",
+    "resumed": "agent_resumed",
+    "budgeted": "budget_changed",
+    "root_budgeted": "root_budget_changed",
+    "localised": "local_only_set",
+    "chosen": "model_changed",
+    "marked": "taint_added",
+    "narrowed": "tools_revoked",
+    "plan_begun": "plan_started",
+    "steered": "steering_queued",
+    "heard": "steering_delivered",
+    "titled": "title_changed",
+    "unsaid": "steering_retracted",
+    "hearing": "queue_modes_changed",
+    "archived": "turns_archived",
+    "spent": "usage_recorded",
+    "put_aside": "budget_reserved",
+    "let_go": "budget_released",
+    "moved": "source_moved",
+    "pruned": "content_deleted",
+    "kept": "snapshot",
+    "kept_run": "run_snapshot",
+    "woken": "agent_woken",
+}
+"""Tags of entries in journals that were written by earlier versions, and the tags of today."""
+_TAG_START: Final = b'{"type":"'
 
 encoder = msgspec.json.Encoder()
-decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
+_decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
 
-def encoded(entry: Entry) -> bytes:
-    """Return `entry` as a line."""
+def encode_entry(entry: Entry) -> bytes:
+    """Return `entry` as one line of JSON."""
     try:
         return encoder.encode(entry)
     except UnicodeEncodeError:
         return encoder.encode(scrub(msgspec.to_builtins(entry)))
 
 
-def decoded(line: bytes) -> Entry | None:
-    """Return the entry that `line` is, None when it is none that this version knows."""
+def read_entry(line: bytes) -> Entry:
+    """Return the entry in `line`, which may have an old tag. Raises DECODE_ERRORS for a damaged or unknown line."""
     try:
-        return decoder.decode(line)
+        return _decoder.decode(line)
+    except msgspec.ValidationError:
+        renamed = _with_current_tag(line)
+        if renamed is None:
+            raise
+        return _decoder.decode(renamed)
+
+
+def decode_entry(line: bytes) -> Entry | None:
+    """Return the entry in `line`, or None if the line is damaged or its type is unknown."""
+    try:
+        return read_entry(line)
     except DECODE_ERRORS:
         return None
+
+
+def decode_state(state: msgspec.Raw, type: type[T]) -> T:
+    """Return the state in a snapshot; entries inside it may have old tags."""
+    try:
+        return msgspec.json.decode(state, type=type)
+    except msgspec.ValidationError:
+        found = msgspec.json.decode(state)
+        nested = (found.get("pending"), *found.get("unheard", {}).values(), *found.get("root_budgets", ()))
+        for entry in nested:
+            if entry is not None:
+                entry["type"] = OLD_TAGS.get(entry["type"], entry["type"])
+        return msgspec.convert(found, type)
+
+
+def _with_current_tag(line: bytes) -> bytes | None:
+    """Return `line` with the current tag in place of an old one, or None if its tag is not an old one."""
+    if not line.startswith(_TAG_START):
+        return None
+    old, quote, rest = line[len(_TAG_START) :].partition(b'"')
+    new = OLD_TAGS.get(old.decode(errors="replace"))
+    return _TAG_START + new.encode() + quote + rest if new is not None else None

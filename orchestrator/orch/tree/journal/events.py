@@ -20,50 +20,50 @@ from .entries import CredentialsRecord, Entry
 __all__ = [
     "BOOT_SECONDS",
     "REQUESTS",
-    "Adopt",
+    "AddAgent",
+    "AddHolder",
+    "AddTaint",
     "ApprovePlan",
-    "Archived",
-    "Ask",
-    "BeginPlan",
-    "BootOverdue",
-    "Cancel",
-    "CatalogChanged",
-    "Choose",
-    "Collect",
+    "BootTimeout",
+    "CancelTurn",
+    "ChangeModel",
+    "ChangeTitle",
+    "CollectReply",
+    "ConfirmSteering",
     "Decision",
-    "Deleted",
-    "Discard",
+    "DiscardSession",
     "Event",
-    "Finish",
-    "Gone",
-    "Hear",
-    "Hold",
+    "FinishQuery",
     "Instruction",
     "Kill",
     "Launch",
     "LaunchFailed",
-    "Localise",
-    "MarkAgent",
-    "Narrow",
     "Notify",
+    "ProcessExited",
+    "QueueSteering",
+    "RecordArchives",
+    "RecordCatalog",
+    "RecordDeletion",
+    "RecordUsage",
     "Recover",
-    "Relaunch",
-    "Rest",
+    "RestartWorker",
+    "RestrictToLocal",
     "Resume",
-    "Rouse",
+    "RetireIdleAgents",
+    "RetractSteering",
+    "RevokeTools",
     "Send",
-    "SetHearing",
+    "SetQueueModes",
     "Signal",
     "Spawn",
-    "Spend",
-    "Steer",
-    "StopOverdue",
-    "Sweep",
+    "StartPlan",
+    "StartQuery",
+    "StartWorker",
+    "StopIfIdle",
+    "StopTimeout",
     "Timer",
-    "Title",
-    "TurnOverdue",
-    "Unsay",
-    "WorkerUp",
+    "TurnTimeout",
+    "WorkerBooted",
 ]
 
 BOOT_SECONDS: Final = 110.0
@@ -83,7 +83,7 @@ class Spawn(Struct, frozen=True, gc=False):
     credentials: CredentialsRecord | None = None
 
 
-class Ask(Struct, frozen=True, gc=False):
+class StartQuery(Struct, frozen=True, gc=False):
     """`asker` puts a query to agent `id`. `waits` says that it will block until the answer, `stays` that the answer is
     there until somebody takes it. `prompt` is the whole prompt of a query that is asked again if the root dies before
     the agent's transcript has it."""
@@ -100,7 +100,7 @@ class Ask(Struct, frozen=True, gc=False):
     prompt: str = ""
 
 
-class WorkerUp(Struct, frozen=True, gc=False):
+class WorkerBooted(Struct, frozen=True, gc=False):
     """The process of incarnation `incarnation` is ready, and `ready` is what it says of itself."""
 
     id: str
@@ -109,7 +109,7 @@ class WorkerUp(Struct, frozen=True, gc=False):
     ready: Ready = Ready()
 
 
-class Finish(Struct, frozen=True, gc=False):
+class FinishQuery(Struct, frozen=True, gc=False):
     """The worker reports the end of a query; `taken_by` names a waiter that gets it now, `transcript` the last line of
     the agent's transcript."""
 
@@ -132,7 +132,7 @@ class LaunchFailed(Struct, frozen=True, gc=False):
     late: bool = False
 
 
-class Gone(Struct, frozen=True, gc=False):
+class ProcessExited(Struct, frozen=True, gc=False):
     """The process ended. `recovered` is the pending query's reply if the transcript holds it, `begun` whether that
     holds anything of the query at all, `usage` what the query used by it. A `late` one was ended since its time was
     over; `oom` is what shows that it was ended for want of memory."""
@@ -149,7 +149,7 @@ class Gone(Struct, frozen=True, gc=False):
     oom: str = ""
 
 
-class Relaunch(Struct, frozen=True, gc=False):
+class RestartWorker(Struct, frozen=True, gc=False):
     """The pause before another process of agent `id` is over, after the one of `incarnation`; `refused` says why there
     can be none."""
 
@@ -158,21 +158,21 @@ class Relaunch(Struct, frozen=True, gc=False):
     refused: str = ""
 
 
-class BootOverdue(Struct, frozen=True, gc=False):
+class BootTimeout(Struct, frozen=True, gc=False):
     """The process had its time to become ready."""
 
     id: str
     incarnation: int
 
 
-class StopOverdue(Struct, frozen=True, gc=False):
+class StopTimeout(Struct, frozen=True, gc=False):
     """The process was asked to leave and had its time."""
 
     id: str
     incarnation: int
 
 
-class TurnOverdue(Struct, frozen=True, gc=False):
+class TurnTimeout(Struct, frozen=True, gc=False):
     """The process was to end its turn by itself, and had more than its time."""
 
     id: str
@@ -180,11 +180,11 @@ class TurnOverdue(Struct, frozen=True, gc=False):
     query_id: str
 
 
-class Sweep(Struct, frozen=True, gc=False):
+class RetireIdleAgents(Struct, frozen=True, gc=False):
     """Time to look for agents that have idled long enough."""
 
 
-class Archived(Struct, frozen=True, gc=False):
+class RecordArchives(Struct, frozen=True, gc=False):
     """Agent `id` has put archives on record (holder's id, what it is about), or could not: `problem`.
 
     Somebody `looked`: there are no others.
@@ -199,14 +199,14 @@ class Archived(Struct, frozen=True, gc=False):
     """The query ids of archived turns, by holder."""
 
 
-class Spend(Struct, frozen=True, gc=False):
+class RecordUsage(Struct, frozen=True, gc=False):
     """Agent `id` used something beside its turns."""
 
     id: str
     usage: Usage
 
 
-class Adopt(Struct, frozen=True, gc=False):
+class AddAgent(Struct, frozen=True, gc=False):
     """Somebody has made a transcript: let there be the agent `spec` that goes on with it, cold. The tree sets seq and
     name. `repaired` tells what was wrong with what it was made from."""
 
@@ -215,7 +215,7 @@ class Adopt(Struct, frozen=True, gc=False):
     credentials: CredentialsRecord | None = None
 
 
-class Hold(Struct, frozen=True, gc=False):
+class AddHolder(Struct, frozen=True, gc=False):
     """Somebody asks for the holder `spec` describes: let there be an agent, cold, if there is none yet.
 
     If there is, what it holds may stand elsewhere than it knows.
@@ -224,13 +224,13 @@ class Hold(Struct, frozen=True, gc=False):
     spec: AgentSpec
 
 
-class Rest(Struct, frozen=True, gc=False):
+class StopIfIdle(Struct, frozen=True, gc=False):
     """Agent `id` is to go cold, if it idles."""
 
     id: str
 
 
-class Deleted(Struct, frozen=True, gc=False):
+class RecordDeletion(Struct, frozen=True, gc=False):
     """What `holders` of agent `id` held is deleted (ids, and when), and the replies to its queries `turns` with it."""
 
     id: str
@@ -238,7 +238,7 @@ class Deleted(Struct, frozen=True, gc=False):
     turns: dict[str, str]
 
 
-class Collect(Struct, frozen=True, gc=False):
+class CollectReply(Struct, frozen=True, gc=False):
     """`by`, which is agent `asker` or the user's program, wants an answer of agent `id`.
 
     `query` is the id of the query whose answer that is, "" for any.
@@ -259,7 +259,7 @@ class Kill(Struct, frozen=True, gc=False):
     used: dict[str, Usage] = {}
 
 
-class Steer(Struct, frozen=True, gc=False):
+class QueueSteering(Struct, frozen=True, gc=False):
     """Somebody says `text` to agent `id`."""
 
     id: str
@@ -268,14 +268,14 @@ class Steer(Struct, frozen=True, gc=False):
     follow_up: bool = False
 
 
-class Hear(Struct, frozen=True, gc=False):
+class ConfirmSteering(Struct, frozen=True, gc=False):
     """The worker tells that what was said is in the conversation."""
 
     id: str
     steer_id: str
 
 
-class Cancel(Struct, frozen=True, gc=False):
+class CancelTurn(Struct, frozen=True, gc=False):
     """Somebody wants the turn of agent `id` to end; `hard` does not ask its process, and `usage` is what it used."""
 
     id: str
@@ -290,54 +290,54 @@ class Resume(Struct, frozen=True, gc=False):
     budget: BudgetChange = BudgetChange()
 
 
-class Discard(Struct, frozen=True, gc=False):
+class DiscardSession(Struct, frozen=True, gc=False):
     """All that was said to agent `id`, which was killed, is to be deleted for good."""
 
     id: str
 
 
-class Localise(Struct, frozen=True, gc=False):
+class RestrictToLocal(Struct, frozen=True, gc=False):
     """From now on the conversation of agent `id` is for the model behind `backend` alone, which is of this machine."""
 
     id: str
     backend: BackendSpec
 
 
-class Choose(Struct, frozen=True, gc=False):
+class ChangeModel(Struct, frozen=True, gc=False):
     """The conversation of agent `id` has it on record that `answers` is who answers for it."""
 
     id: str
     answers: Answers
 
 
-class Rouse(Struct, frozen=True, gc=False):
+class StartWorker(Struct, frozen=True, gc=False):
     """Let agent `id` have a process, though nobody asks it anything."""
 
     id: str
 
 
-class Title(Struct, frozen=True, gc=False):
+class ChangeTitle(Struct, frozen=True, gc=False):
     """The session of agent `id` is called `title`, "" for nothing."""
 
     id: str
     title: str
 
 
-class CatalogChanged(Struct, frozen=True, gc=False):
+class RecordCatalog(Struct, frozen=True, gc=False):
     """Other commands can be executed in the session of agent `id` than before; `digest` is that of the catalog now."""
 
     id: str
     digest: str
 
 
-class Unsay(Struct, frozen=True, gc=False):
+class RetractSteering(Struct, frozen=True, gc=False):
     """What these name is not going to be heard by agent `id`."""
 
     id: str
     steer_ids: tuple[str, ...]
 
 
-class SetHearing(Struct, frozen=True, gc=False):
+class SetQueueModes(Struct, frozen=True, gc=False):
     """Agent `id` hears so many of the things said to it at once from now on."""
 
     id: str
@@ -345,14 +345,14 @@ class SetHearing(Struct, frozen=True, gc=False):
     follow_up: QueueMode
 
 
-class MarkAgent(Struct, frozen=True, gc=False):
+class AddTaint(Struct, frozen=True, gc=False):
     """Agent `id` is asked by others whose conversations have `marks`: what is new of them is its own from now on."""
 
     id: str
     marks: tuple[Mark, ...]
 
 
-class Narrow(Struct, frozen=True, gc=False):
+class RevokeTools(Struct, frozen=True, gc=False):
     """Agent `id` may use no tools from now on but those of `keep` that it may use already."""
 
     id: str
@@ -365,7 +365,7 @@ class ApprovePlan(Struct, frozen=True, gc=False):
     id: str
 
 
-class BeginPlan(Struct, frozen=True, gc=False):
+class StartPlan(Struct, frozen=True, gc=False):
     """Somebody wants a plan of agent `id` before it goes on; `plan` is the id of that plan mode."""
 
     id: str
@@ -387,59 +387,59 @@ class Recover(Struct, frozen=True, gc=False):
 
 Event: TypeAlias = (
     Spawn
-    | Adopt
-    | Hold
-    | Ask
-    | WorkerUp
-    | Finish
+    | AddAgent
+    | AddHolder
+    | StartQuery
+    | WorkerBooted
+    | FinishQuery
     | LaunchFailed
-    | Gone
-    | BootOverdue
-    | StopOverdue
-    | TurnOverdue
-    | Sweep
-    | Archived
-    | Rest
-    | Deleted
-    | Spend
-    | Collect
+    | ProcessExited
+    | BootTimeout
+    | StopTimeout
+    | TurnTimeout
+    | RetireIdleAgents
+    | RecordArchives
+    | StopIfIdle
+    | RecordDeletion
+    | RecordUsage
+    | CollectReply
     | Kill
-    | Steer
-    | Hear
-    | Rouse
-    | Title
-    | CatalogChanged
-    | Choose
-    | Unsay
-    | SetHearing
-    | Cancel
+    | QueueSteering
+    | ConfirmSteering
+    | StartWorker
+    | ChangeTitle
+    | RecordCatalog
+    | ChangeModel
+    | RetractSteering
+    | SetQueueModes
+    | CancelTurn
     | Resume
-    | Discard
-    | Localise
-    | MarkAgent
+    | DiscardSession
+    | RestrictToLocal
+    | AddTaint
     | ApprovePlan
-    | BeginPlan
-    | Narrow
+    | StartPlan
+    | RevokeTools
     | Recover
-    | Relaunch
+    | RestartWorker
 )
 
 REQUESTS = (
     Spawn,
-    Adopt,
-    Hold,
-    Ask,
-    Collect,
-    Steer,
-    SetHearing,
-    Cancel,
+    AddAgent,
+    AddHolder,
+    StartQuery,
+    CollectReply,
+    QueueSteering,
+    SetQueueModes,
+    CancelTurn,
     Resume,
-    Discard,
-    Localise,
-    MarkAgent,
+    DiscardSession,
+    RestrictToLocal,
+    AddTaint,
     ApprovePlan,
-    BeginPlan,
-    Narrow,
+    StartPlan,
+    RevokeTools,
 )
 """Events that somebody wants and that may be refused. The others are facts, or, like a kill, must not fail."""
 

@@ -15,23 +15,23 @@ from orch_worker.session.log.atomic_rewrite import Rewriting, rewriting
 from orch_worker.session.log.record_format import Sealed
 
 from .entries import (
-    Acknowledged,
-    Asked,
-    Budgeted,
-    Collected,
+    AgentKilled,
+    AgentSpawned,
+    BudgetChanged,
     Entry,
-    Killed,
-    Localised,
-    Marked,
-    Narrowed,
+    LocalOnlySet,
     PlanApproved,
-    PlanBegun,
-    RootBudgeted,
-    Spawned,
-    decoded,
-    decoder,
-    encoded,
+    PlanStarted,
+    QueryStarted,
+    ReplyCollected,
+    RootBudgetChanged,
+    TaintAdded,
+    ToolsRevoked,
+    TranscriptRewritten,
+    decode_entry,
+    encode_entry,
     encoder,
+    read_entry,
 )
 
 __all__ = ["HEADER", "JOURNAL", "Journal", "read_entries"]
@@ -40,21 +40,22 @@ JOURNAL = "journal.jsonl"
 """The name of the file in a run folder."""
 
 HEADER = b'{"type":"orch_journal","version":1}'
-LARGE = 4 << 20
-"""Bytes from which on a journal is written anew at the start of a root, when no more than `WORTH` of it is left."""
-WORTH = 0.5
-SYNCED: Final = frozenset(
+REWRITE_MIN_BYTES = 4 << 20
+"""A journal of at least so many bytes is rewritten when a root starts, if that makes it small enough."""
+REWRITE_MAX_RATIO = 0.5
+"""A journal is rewritten only if the new file is at most this part of the old one."""
+SYNCED_ENTRIES: Final = frozenset(
     {
-        Acknowledged,
-        Budgeted,
-        Collected,
-        Killed,
-        Localised,
-        Marked,
-        Narrowed,
+        TranscriptRewritten,
+        BudgetChanged,
+        ReplyCollected,
+        AgentKilled,
+        LocalOnlySet,
+        TaintAdded,
+        ToolsRevoked,
         PlanApproved,
-        PlanBegun,
-        RootBudgeted,
+        PlanStarted,
+        RootBudgetChanged,
     }
 )
 
@@ -78,7 +79,7 @@ class Journal:
         notes = [f"{path}: {loaded.report}"] if loaded.report else []
         for number, line in enumerate(loaded.objects):
             try:
-                entries.append(decoder.decode(line))
+                entries.append(read_entry(line))
             except DECODE_ERRORS as error:
                 notes.append(f"{path}: entry {number + 1} skipped: {error}")
         return cls(log, entries, notes, durability)
@@ -92,18 +93,18 @@ class Journal:
         """
         entries = self._owed + [entry for entry in entries if self._is_kept(entry)]
         if entries:
-            self.log.append(*map(encoded, entries), sync=any(map(self._is_synced, entries)))
+            self.log.append(*map(encode_entry, entries), sync=any(map(self._is_synced, entries)))
             self._owed = []
 
     def _is_synced(self, entry: Entry) -> bool:
         """Whether `entry` has to be on the disk before anything follows from it."""
-        if self._power and (isinstance(entry, Spawned) or (isinstance(entry, Asked) and entry.prompt)):
+        if self._power and (isinstance(entry, AgentSpawned) or (isinstance(entry, QueryStarted) and entry.prompt)):
             return True
-        return type(entry) in SYNCED
+        return type(entry) in SYNCED_ENTRIES
 
     def _is_kept(self, entry: Entry) -> bool:
         """Whether `entry` is about an agent that is kept, or about none."""
-        if isinstance(entry, Spawned) and not entry.spec.persist:
+        if isinstance(entry, AgentSpawned) and not entry.spec.persist:
             self._unkept.add(entry.id)
         return getattr(entry, "id", None) not in self._unkept
 
@@ -126,13 +127,13 @@ class Journal:
         What follows is numbered as if nothing had been left out. A file with lines that are damaged or not known, or
         for which there is no room, stays as it is. No `sync` may be under way. Raises StoreError when it is gone then.
         """
-        if self.log.end < LARGE or self.notes or self._owed:
+        if self.log.end < REWRITE_MIN_BYTES or self.notes or self._owed:
             return False
         try:
             lines = [encoder.encode(entry) for entry in kept()]
         except UnicodeEncodeError:  # half a character, which has been in no file so far
             return False
-        if sum(map(len, lines)) > WORTH * self.log.end or len(lines) >= self.log.seq:
+        if sum(map(len, lines)) > REWRITE_MAX_RATIO * self.log.end or len(lines) >= self.log.seq:
             return False
         first = self.log.seq - len(lines)
         try:
@@ -166,7 +167,7 @@ class Journal:
         self.sync()
         with open(self.log.path, "rb") as file:
             lines = list(scan(file))
-        entries = {at: it for at, (_, _, line, _) in enumerate(lines) if line and (it := decoded(line.object))}
+        entries = {at: it for at, (_, _, line, _) in enumerate(lines) if line and (it := decode_entry(line.object))}
         changed = dict(zip(entries, change(list(entries.values())), strict=True))
         if all(changed[place] is entry for place, entry in entries.items()):
             return
@@ -176,7 +177,7 @@ class Journal:
                     new.keep(line)
                     continue
                 same = place not in entries or changed[place] is entries[place]
-                new.append(sealed.object if same else encoded(changed[place]), sealed)
+                new.append(sealed.object if same else encode_entry(changed[place]), sealed)
 
     def sync(self) -> None:
         """Bring everything to the disk; may run in another thread than `append`. Raises StoreError."""
@@ -195,4 +196,4 @@ def read_entries(path: Path) -> list[Entry]:
     """
     with open(path, "rb") as file:
         sealed = [each for _, _, each, _ in scan(file) if each is not None]
-    return [entry for each in sealed[1:] if (entry := decoded(each.object)) is not None]
+    return [entry for each in sealed[1:] if (entry := decode_entry(each.object)) is not None]

@@ -14,13 +14,21 @@ from orch_protocol.core.errors import (
 )
 
 from ..agents.agent_refs import LATEST
-from ..agents.state import Node, Nodes
+from ..agents.state import AgentRecord, TreeState
 from .inherited_rights import own_rights
 
-__all__ = ["check_answers", "check_asker", "check_spawn", "check_width", "name_for", "nobody_idle", "unkept"]
+__all__ = [
+    "check_answers",
+    "check_asker",
+    "check_concurrency",
+    "check_spawn",
+    "name_for",
+    "no_idle_agent_error",
+    "not_persisted_error",
+]
 
 
-def check_spawn(config: SubagentsConfig, parent: Node | None, spec: AgentSpec, depth: int) -> None:
+def check_spawn(config: SubagentsConfig, parent: AgentRecord | None, spec: AgentSpec, depth: int) -> None:
     """Raise SpawnError unless `parent` (None: the user's program) may have an agent `spec` at `depth`."""
     if not config.enabled:
         raise SpawnError("subagents are disabled in the configuration: set subagents.enabled = true")
@@ -37,7 +45,7 @@ def check_spawn(config: SubagentsConfig, parent: Node | None, spec: AgentSpec, d
         _check_grant(parent, spec)
 
 
-def check_width(config: SubagentsConfig, nodes: Nodes) -> None:
+def check_concurrency(config: SubagentsConfig, nodes: TreeState) -> None:
     """Raise ConcurrencyLimitError when as many agents are alive as may be."""
     alive = len(nodes.alive)
     if alive >= config.max_concurrent:
@@ -47,7 +55,7 @@ def check_width(config: SubagentsConfig, nodes: Nodes) -> None:
         )
 
 
-def nobody_idle(config: SubagentsConfig, nodes: Nodes) -> ConcurrencyLimitError:
+def no_idle_agent_error(config: SubagentsConfig, nodes: TreeState) -> ConcurrencyLimitError:
     """Return why no process can be had for an agent that is asked: none of those that have one can be sent to sleep."""
     return ConcurrencyLimitError(
         f"none of the {len(nodes.alive)} agents that are alive is idle, and subagents.max_concurrent is "
@@ -55,7 +63,7 @@ def nobody_idle(config: SubagentsConfig, nodes: Nodes) -> ConcurrencyLimitError:
     )
 
 
-def name_for(nodes: Nodes, wanted: str, seq: int) -> str:
+def name_for(nodes: TreeState, wanted: str, seq: int) -> str:
     """Return the name of the agent with number `seq`: the one that is `wanted`, else a free one.
 
     Raises ConfigError for one that is no name, SpawnError for one that is taken.
@@ -78,7 +86,7 @@ def name_for(nodes: Nodes, wanted: str, seq: int) -> str:
     return wanted
 
 
-def unkept(node: Node) -> AgentGoneError:
+def not_persisted_error(node: AgentRecord) -> AgentGoneError:
     """Return the error for who wants an agent back of which nothing was kept."""
     return AgentGoneError(
         f"agent {node.spec.name!r} ({node.spec.id}) was killed, and nothing of it was kept (persist=False): "
@@ -86,14 +94,14 @@ def unkept(node: Node) -> AgentGoneError:
     )
 
 
-def check_answers(node: Node) -> None:
+def check_answers(node: AgentRecord) -> None:
     """Raise AgentGoneError for an agent that answers nobody until it is resumed, ArchiveDeletedError or
     SessionDeletedError for one of which nothing is left."""
     spec = node.spec
     if node.deleted:
         raise node.refusal()
     if node.status == "killed" and not spec.persist:
-        raise unkept(node)
+        raise not_persisted_error(node)
     if node.status == "killed":
         raise AgentGoneError(f"agent {spec.name!r} ({spec.id}) was killed; `orch resume {spec.seq}` brings it back")
     if node.status == "failed":
@@ -102,13 +110,13 @@ def check_answers(node: Node) -> None:
         )
 
 
-def check_asker(asker: Node) -> None:
+def check_asker(asker: AgentRecord) -> None:
     """Raise AgentGoneError for an agent that was killed: what it still asks for comes too late."""
     if asker.status == "killed":
         raise AgentGoneError(f"agent {asker.spec.name!r} ({asker.spec.id}) was killed and asks for nothing any more")
 
 
-def _check_grant(parent: Node, spec: AgentSpec) -> None:
+def _check_grant(parent: AgentRecord, spec: AgentSpec) -> None:
     granted, own = parent.spec.active, own_rights(spec)
     wider = [tool for tool in spec.tools if tool not in granted and tool not in own]
     if wider:

@@ -10,32 +10,40 @@ from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, error_info
 from orch_worker.conversation.stubs import marker
 
-from ..agents.agent_record import Node, bare, bury, forget, refusal, silent
-from ..agents.agent_record import discard as empty
-from ..agents.state import Nodes, iso
-from ..journal.entries import (
-    Answered,
-    Archived,
-    Asked,
-    Chosen,
-    Entry,
-    Heard,
-    Kept,
-    Localised,
-    Moved,
-    Pruned,
-    Spawned,
-    Steered,
-    Titled,
-    Woken,
+from ..agents.agent_record import (
+    AgentRecord,
+    archive_deleted_error,
+    forget_deleted,
+    mark_archive_deleted,
+    redacted_reply,
+    redacted_spec,
 )
-from ..journal.events import Decision, Deleted, Discard, Instruction, Notify, Signal
-from .query_results import settle
+from ..agents.agent_record import erase_session as empty
+from ..agents.state import TreeState, iso_time
+from ..journal.entries import (
+    AgentSpawned,
+    AgentWoken,
+    ContentDeleted,
+    Entry,
+    LocalOnlySet,
+    ModelChanged,
+    QueryFinished,
+    QueryStarted,
+    Snapshot,
+    SourceMoved,
+    SteeringDelivered,
+    SteeringQueued,
+    TitleChanged,
+    TurnsArchived,
+    decode_state,
+)
+from ..journal.events import Decision, DiscardSession, Instruction, Notify, RecordDeletion, Signal
+from .query_results import finish_queries
 
-__all__ = ["decide", "discard", "redacted"]
+__all__ = ["discard", "record_deletion", "redacted"]
 
 
-def decide(nodes: Nodes, event: Deleted, now: float) -> Decision:
+def record_deletion(nodes: TreeState, event: RecordDeletion, now: float) -> Decision:
     """Return what follows when archives are deleted: their holders answer nobody any more."""
     node = nodes[event.id]
     known = {id for id in event.holders if (holder := nodes.get(id)) is not None and holder.deleted}
@@ -44,25 +52,25 @@ def decide(nodes: Nodes, event: Deleted, now: float) -> Decision:
     turns = {id: when for id, when in event.turns.items() if id not in node.forgotten}
     if not holders and not turns:
         return Decision()
-    answers: list[Answered] = []
+    answers: list[QueryFinished] = []
     instructions: list[Instruction] = []
     for id, when in holders.items():
         holder = nodes.get(id)
         if holder is None:
             continue
-        why = error_info(refusal(id, when))
+        why = error_info(archive_deleted_error(id, when))
         if holder.pending is not None:
-            answers.append(Answered(at=now, id=id, query_id=holder.pending.query_id, error=why))
+            answers.append(QueryFinished(at=now, id=id, query_id=holder.pending.query_id, error=why))
         if holder.status == "starting":
             instructions.append(Notify(f"up:{id}", None, why))
         if holder.running:
             instructions.append(Signal(id, holder.incarnation, "kill"))
-    settled = settle(nodes, answers)
-    pruned = Pruned(at=now, id=event.id, holders=holders, turns=turns)
+    settled = finish_queries(nodes, answers)
+    pruned = ContentDeleted(at=now, id=event.id, holders=holders, turns=turns)
     return Decision([*settled.entries, pruned], [*settled.instructions, *instructions])
 
 
-def discard(nodes: Nodes, event: Discard, now: float) -> Decision:
+def discard(nodes: TreeState, event: DiscardSession, now: float) -> Decision:
     """Return what follows when all that was said to an agent is to be deleted: it answers nobody any more, and neither
     does what holds its archives. Raises AgentBusyError, SessionDeletedError."""
     node = nodes[event.id]
@@ -74,8 +82,8 @@ def discard(nodes: Nodes, event: Discard, now: float) -> Decision:
             raise AgentBusyError(f"agent {each.spec.name!r} ({each.spec.id}) has a process: its session stays")
     if node.status not in ("killed", "failed"):
         raise AgentBusyError(f"agent {node.spec.name!r} ({node.spec.id}) was resumed: its session stays")
-    when = dict.fromkeys((*node.archives, *holders), iso(now))
-    return Decision([Pruned(at=now, id=event.id, holders=when, session="going")])
+    when = dict.fromkeys((*node.archives, *holders), iso_time(now))
+    return Decision([ContentDeleted(at=now, id=event.id, holders=when, session="going")])
 
 
 def redacted(entries: Sequence[Entry]) -> list[Entry]:
@@ -91,57 +99,61 @@ class _Redaction:
     """Goes through the entries in order, knowing all of them."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        pruned = [entry for entry in entries if isinstance(entry, Pruned)]
+        pruned = [entry for entry in entries if isinstance(entry, ContentDeleted)]
         self._pruned = pruned
         self._holders = {id: when for entry in pruned for id, when in entry.holders.items()}
         self._turns = {(entry.id, turn): when for entry in pruned for turn, when in entry.turns.items()}
-        self._sessions = {entry.id: iso(entry.at) for entry in pruned if entry.session == "going"}
-        self._moved = {entry.id: entry for entry in entries if isinstance(entry, Moved)}
-        self._over = {entry.query_id for entry in entries if isinstance(entry, Answered)}
+        self._sessions = {entry.id: iso_time(entry.at) for entry in pruned if entry.session == "going"}
+        self._moved = {entry.id: entry for entry in entries if isinstance(entry, SourceMoved)}
+        self._over = {entry.query_id for entry in entries if isinstance(entry, QueryFinished)}
         heard = set()
         turn: dict[str, str] = {}
         for entry in entries if self._turns else ():
-            if isinstance(entry, Asked):
+            if isinstance(entry, QueryStarted):
                 turn[entry.id] = entry.query_id
-            elif isinstance(entry, Heard) and (entry.id, turn.get(entry.id, "")) in self._turns:
+            elif isinstance(entry, SteeringDelivered) and (entry.id, turn.get(entry.id, "")) in self._turns:
                 heard.add(entry.steer_id)
         self._heard = heard
 
     def of(self, entry: Entry) -> Entry:
         """Return the entry as it may be kept."""
         match entry:
-            case Spawned(spec=spec) if (kept := self._spec(spec)) != spec:
+            case AgentSpawned(spec=spec) if (kept := self._spec(spec)) != spec:
                 return msgspec.structs.replace(entry, spec=kept)
-            case Kept(id=id, state=state):
+            case Snapshot(id=id, state=state):
                 return self._kept(id, state, entry)
-            case Moved(id=id, source=source) if source is not None and (
+            case SourceMoved(id=id, source=source) if source is not None and (
                 id in self._holders or self._moved[id] is not entry
             ):
                 return msgspec.structs.replace(entry, source=None)
-            case Archived(holders=told) if any(task and id in self._holders for id, task in told):
+            case TurnsArchived(holders=told) if any(task and id in self._holders for id, task in told):
                 holders = tuple((id, "" if id in self._holders else task) for id, task in told)
                 return msgspec.structs.replace(entry, holders=holders)
-            case Asked():
+            case QueryStarted():
                 return self._query(entry)
-            case Answered(id=id, query_id=turn, reply=reply) if reply is not None and (when := self._when(id, turn)):
-                kept_reply = silent(reply, when)
+            case QueryFinished(id=id, query_id=turn, reply=reply) if reply is not None and (
+                when := self._when(id, turn)
+            ):
+                kept_reply = redacted_reply(reply, when)
                 return msgspec.structs.replace(entry, reply=kept_reply) if kept_reply != reply else entry
-            case Steered(id=id, steer_id=steered, text=text) if text and (
+            case SteeringQueued(id=id, steer_id=steered, text=text) if text and (
                 steered in self._heard or id in self._holders or id in self._sessions
             ):
                 return msgspec.structs.replace(entry, text="")
-            case Titled(id=id, title=title) if title and id in self._sessions:
+            case TitleChanged(id=id, title=title) if title and id in self._sessions:
                 return msgspec.structs.replace(entry, title="")
-            case Woken(id=id, text=text) if text and id in self._sessions:
+            case AgentWoken(id=id, text=text) if text and id in self._sessions:
                 return msgspec.structs.replace(entry, text="")
-            case Localised(id=id, backend=backend) if id in self._sessions and _given(backend) != backend:
-                return msgspec.structs.replace(entry, backend=_given(backend))
-            case Chosen(id=id, answers=answers) if id in self._sessions and _given(answers.backend) != answers.backend:
-                answers = msgspec.structs.replace(answers, backend=_given(answers.backend))
+            case LocalOnlySet(id=id, backend=backend) if id in self._sessions and _without_options(backend) != backend:
+                return msgspec.structs.replace(entry, backend=_without_options(backend))
+            case ModelChanged(id=id, answers=answers) if (
+                id in self._sessions and _without_options(answers.backend) != answers.backend
+            ):
+                answers = msgspec.structs.replace(answers, backend=_without_options(answers.backend))
                 return msgspec.structs.replace(entry, answers=answers)
         return entry
 
-    def _query(self, asked: Asked) -> Asked:
+    def _query(self, asked: QueryStarted) -> QueryStarted:
         """Return the query without its prompt if it is over, and without its head if what it said was deleted."""
         when = self._when(asked.id, asked.query_id)
         head = marker(when) if when else asked.head
@@ -149,15 +161,15 @@ class _Redaction:
         same = (head, prompt) == (asked.head, asked.prompt)
         return asked if same else msgspec.structs.replace(asked, head=head, prompt=prompt)
 
-    def _kept(self, id: str, state: msgspec.Raw, entry: Kept) -> Kept:
-        node = msgspec.json.decode(state, type=Node)
+    def _kept(self, id: str, state: msgspec.Raw, entry: Snapshot) -> Snapshot:
+        node = decode_state(state, AgentRecord)
         if node.pending is not None:
             node.pending = self._query(node.pending)
         for pruned in self._pruned:
             if pruned.id == id:
-                forget(node, pruned)
+                forget_deleted(node, pruned)
             if id in pruned.holders:
-                bury(node, pruned.holders[id])
+                mark_archive_deleted(node, pruned.holders[id])
         if (when := self._sessions.get(id)) is not None:
             empty(node, when)
         node.spec = self._spec(node.spec)
@@ -175,11 +187,11 @@ class _Redaction:
         if (when := self._holders.get(spec.id)) is not None:
             return msgspec.structs.replace(spec, task=marker(when), source=None)
         if (when := self._sessions.get(spec.id)) is not None:
-            return bare(spec, when)
+            return redacted_spec(spec, when)
         return msgspec.structs.replace(spec, source=None) if spec.id in self._moved else spec
 
 
-def _given(backend: BackendSpec) -> BackendSpec:
+def _without_options(backend: BackendSpec) -> BackendSpec:
     """Return `backend` without what it is given to say, and with what the tree goes by."""
     options = {name: backend.options[name] for name in ("api", "context") if name in backend.options}
     return msgspec.structs.replace(backend, options=options)

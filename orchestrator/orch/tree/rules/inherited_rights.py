@@ -11,12 +11,12 @@ from orch_protocol.core.policy import EXIT_PLAN
 from orch_protocol.wire.worker_messages import Narrow
 from orch_worker.tools.dispatch.presets import RECALL
 
-from ..agents.state import Node, Nodes
+from ..agents.state import AgentRecord, TreeState
 from ..journal import events
-from ..journal.entries import Entry, Narrowed
+from ..journal.entries import Entry, ToolsRevoked
 from ..journal.events import Decision, Instruction, Send
 
-__all__ = ["narrow", "own_rights", "reminder"]
+__all__ = ["own_rights", "reminder", "revoke_tools"]
 
 
 def own_rights(spec: AgentSpec) -> frozenset[str]:
@@ -29,7 +29,7 @@ def own_rights(spec: AgentSpec) -> frozenset[str]:
     return frozenset(own)
 
 
-def narrow(nodes: Nodes, event: events.Narrow, now: float) -> Decision:
+def revoke_tools(nodes: TreeState, event: events.RevokeTools, now: float) -> Decision:
     """Let the agent keep no more than `event.keep`, and everybody below it no more than its parent keeps."""
     entries: list[Entry] = []
     instructions: list[Instruction] = []
@@ -40,20 +40,20 @@ def narrow(nodes: Nodes, event: events.Narrow, now: float) -> Decision:
         gone = tuple(name for name in spec.grant if not _stays(spec, name, ceiling))
         kept[spec.id] = frozenset(spec.grant) - frozenset(gone)
         if gone != spec.withdrawn:
-            entries.append(Narrowed(at=now, id=spec.id, withdrawn=gone))
+            entries.append(ToolsRevoked(at=now, id=spec.id, withdrawn=gone))
             if node.status in ("idle", "busy"):
-                instructions.append(_word(spec.id, gone))
+                instructions.append(_revoke_frame(spec.id, gone))
     return Decision(entries, instructions)
 
 
-def reminder(node: Node) -> list[Instruction]:
+def reminder(node: AgentRecord) -> list[Instruction]:
     """Return what a process that has just come up is told, which may have been described before the last narrowing."""
-    return [_word(node.spec.id, node.spec.withdrawn)] if node.spec.withdrawn else []
+    return [_revoke_frame(node.spec.id, node.spec.withdrawn)] if node.spec.withdrawn else []
 
 
 def _stays(spec: AgentSpec, name: str, ceiling: frozenset[str]) -> bool:
     return name not in spec.withdrawn and (name in ceiling or name in own_rights(spec))
 
 
-def _word(id: str, withdrawn: tuple[str, ...]) -> Send:
+def _revoke_frame(id: str, withdrawn: tuple[str, ...]) -> Send:
     return Send(id, "", "narrow", Narrow(withdrawn))

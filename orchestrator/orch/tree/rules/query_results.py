@@ -6,19 +6,19 @@ from collections.abc import Iterable
 
 from orch_protocol.core.errors import AgentBusyError, NoResultError
 
-from ..agents.state import Node, Nodes, Result, iso
-from ..agents.wake_messages import News
-from ..journal.entries import Answered, Collected, Entry
-from ..journal.events import Collect, Decision, Instruction, Notify
+from ..agents.state import AgentRecord, QueryResult, TreeState, iso_time
+from ..agents.wake_messages import WakeMessages
+from ..journal.entries import Entry, QueryFinished, ReplyCollected
+from ..journal.events import CollectReply, Decision, Instruction, Notify
 
-__all__ = ["at_hand", "collect", "settle", "uncollected"]
+__all__ = ["available_result", "collect", "finish_queries", "uncollected"]
 
 
-def settle(nodes: Nodes, answers: Iterable[Answered]) -> Decision:
+def finish_queries(nodes: TreeState, answers: Iterable[QueryFinished]) -> Decision:
     """Settle pending queries, tell their waiters, and wake whoever asked to be woken."""
     entries: list[Entry] = []
     instructions: list[Instruction] = []
-    news = News(nodes)
+    news = WakeMessages(nodes)
     for answered in answers:
         node = nodes[answered.id]
         entries.append(answered)
@@ -37,17 +37,19 @@ def settle(nodes: Nodes, answers: Iterable[Answered]) -> Decision:
 # --- Who takes which answer ---
 
 
-def uncollected(node: Node, asker: str | None) -> list[Result]:
+def uncollected(node: AgentRecord, asker: str | None) -> list[QueryResult]:
     """Return the answers that wait for `asker` to take them, the oldest first, also while the agent is at work."""
-    return [result for result in _known(node) if result.stays and result.taken_by is None and result.asker == asker]
+    return [result for result in _results(node) if result.stays and result.taken_by is None and result.asker == asker]
 
 
-def at_hand(node: Node, asker: str | None, *, again: bool = False, query: str = "") -> Result | None:
+def available_result(
+    node: AgentRecord, asker: str | None, *, again: bool = False, query: str = ""
+) -> QueryResult | None:
     """Return the answer that `asker` gets now, with `again` one that was taken last; None when it has to wait.
 
     With `query` it is the answer to that query, which was taken only with `again`.
     """
-    known = _known(node)
+    known = _results(node)
     if query:
         return next((each for each in known if each.query_id == query and (again or each.taken_by is None)), None)
     taken = [result for result in known if result.taken_by is not None]
@@ -58,30 +60,30 @@ def at_hand(node: Node, asker: str | None, *, again: bool = False, query: str = 
     return next((result for result in reversed(known) if result.taken_by is None), None) if not node.pending else None
 
 
-def collect(nodes: Nodes, event: Collect, now: float) -> Decision:
+def collect(nodes: TreeState, event: CollectReply, now: float) -> Decision:
     """Let somebody have an answer. Raises AgentBusyError, NoResultError."""
     node = nodes[event.id]
     who = f"agent {node.spec.name!r} ({event.id})"
-    result = at_hand(node, event.asker, again=event.again, query=event.query)
+    result = available_result(node, event.asker, again=event.again, query=event.query)
     if result is not None and result.taken_by is not None:
         return Decision([], [], result)
     if result is not None:
-        return Decision([Collected(at=now, id=event.id, query_id=result.query_id, by=event.by)], [], result)
+        return Decision([ReplyCollected(at=now, id=event.id, query_id=result.query_id, by=event.by)], [], result)
     if node.deleted:
         raise node.refusal()
     if node.pending is not None and event.query in ("", node.pending.query_id):
         raise AgentBusyError(f"{who} is still at work on: {node.pending.head}")
     if event.query:
-        raise _no_answer_to(event.query, who, _known(node))
+        raise _no_answer_to(event.query, who, _results(node))
     if node.last is None:
         raise NoResultError(f"{who} has nothing to collect: no query was put to it")
     raise NoResultError(
-        f"the last answer of {who} was taken by {node.last.taken_by} at {iso(node.last.taken_at or now)}; "
+        f"the last answer of {who} was taken by {node.last.taken_by} at {iso_time(node.last.taken_at or now)}; "
         "`--again` (again=True) returns it once more"
     )
 
 
-def _no_answer_to(query: str, who: str, known: list[Result]) -> NoResultError:
+def _no_answer_to(query: str, who: str, known: list[QueryResult]) -> NoResultError:
     """Return the error for somebody who cannot have the answer to `query`; it names the answers that are kept."""
     if any(each.query_id == query for each in known):
         return NoResultError(
@@ -93,5 +95,5 @@ def _no_answer_to(query: str, who: str, known: list[Result]) -> NoResultError:
     )
 
 
-def _known(node: Node) -> list[Result]:
+def _results(node: AgentRecord) -> list[QueryResult]:
     return [*node.earlier, *([node.last] if node.last is not None else [])]

@@ -12,33 +12,33 @@ from typing import Final
 
 from orch_protocol.core.errors import LaunchError
 
-__all__ = ["SPREAD", "check_starts", "pause", "recent"]
+__all__ = ["JITTER", "check_starts", "count_recent", "restart_delay"]
 
 WINDOW: Final = 60.0
-FIRST: Final = 0.1
-LONGEST: Final = 5.0
-SPREAD: Final = 0.5
+FIRST_DELAY: Final = 0.1
+MAX_DELAY: Final = 5.0
+JITTER: Final = 0.5
 """By this part of it a pause is longer or shorter, by chance: those that ended together do not come back together."""
-STARTS: Final = 12
+MAX_FAILED_STARTS: Final = 12
 """So many starts in a row that failed are enough."""
 
 
-def recent(times: Sequence[float], now: float) -> int:
+def count_recent(times: Sequence[float], now: float) -> int:
     """Return how many of `times` count at `now`."""
     return sum(now - WINDOW < at <= now for at in times)
 
 
-def pause(crashes: Sequence[float], now: float, most: int) -> float | None:
+def restart_delay(crashes: Sequence[float], now: float, most: int) -> float | None:
     """Return how many seconds to wait before the next process of an agent whose processes ended at `crashes`, and one
     now; None when it has had `most` others in the last minute."""
-    before = recent(crashes, now)
-    return None if before >= most else min(LONGEST, FIRST * 2.0**before)
+    before = count_recent(crashes, now)
+    return None if before >= most else min(MAX_DELAY, FIRST_DELAY * 2.0**before)
 
 
 def check_starts(failed: Sequence[float], now: float) -> None:
     """Raise LaunchError while the starts that `failed`, in a row, are too many to try another."""
-    if (number := recent(failed, now)) >= STARTS:
-        wait = WINDOW - (now - sorted(failed)[-STARTS])
+    if (number := count_recent(failed, now)) >= MAX_FAILED_STARTS:
+        wait = WINDOW - (now - sorted(failed)[-MAX_FAILED_STARTS])
         raise LaunchError(
             f"{number} processes in a row ended within {WINDOW:g} s before they were up: no other is started for "
             f"{max(1.0, wait):.0f} s. `orch show` of an agent that failed says why, and `orch doctor` what this "

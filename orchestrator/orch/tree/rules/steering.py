@@ -8,52 +8,52 @@ from __future__ import annotations
 
 from orch_protocol.wire import worker_messages
 
-from ..agents.state import Node, Nodes
-from ..journal.entries import Heard, Hearing, Steered, Unsaid
-from ..journal.events import Decision, Hear, Instruction, Send, SetHearing, Steer, Unsay
+from ..agents.state import AgentRecord, TreeState
+from ..journal.entries import QueueModesChanged, SteeringDelivered, SteeringQueued, SteeringRetracted
+from ..journal.events import ConfirmSteering, Decision, Instruction, QueueSteering, RetractSteering, Send, SetQueueModes
 from . import admission
 
-__all__ = ["hear", "reminder", "set_hearing", "steer", "unsay"]
+__all__ = ["confirm", "reminder", "retract", "set_queue_modes", "steer"]
 
 
-def steer(nodes: Nodes, event: Steer, now: float) -> Decision:
+def steer(nodes: TreeState, event: QueueSteering, now: float) -> Decision:
     """Let the agent hear something. Raises AgentGoneError, ArchiveDeletedError."""
     node = nodes[event.id]
     admission.check_answers(node)
-    said = Steered(at=now, id=event.id, steer_id=event.steer_id, text=event.text, follow_up=event.follow_up)
-    return Decision([said], [_say(said)] if node.status in ("idle", "busy") else [], event.steer_id)
+    said = SteeringQueued(at=now, id=event.id, steer_id=event.steer_id, text=event.text, follow_up=event.follow_up)
+    return Decision([said], [_steer_frame(said)] if node.status in ("idle", "busy") else [], event.steer_id)
 
 
-def hear(nodes: Nodes, event: Hear, now: float) -> Decision:
+def confirm(nodes: TreeState, event: ConfirmSteering, now: float) -> Decision:
     """Take note that something is in the conversation."""
     if event.steer_id not in nodes[event.id].unheard:
         return Decision()
-    return Decision([Heard(at=now, id=event.id, steer_id=event.steer_id)])
+    return Decision([SteeringDelivered(at=now, id=event.id, steer_id=event.steer_id)])
 
 
-def unsay(nodes: Nodes, event: Unsay, now: float) -> Decision:
+def retract(nodes: TreeState, event: RetractSteering, now: float) -> Decision:
     """Take note that things are not going to be heard; return which of them had not been."""
     gone = tuple(id for id in event.steer_ids if id in nodes[event.id].unheard)
-    return Decision([Unsaid(at=now, id=event.id, steer_ids=gone)] if gone else [], [], gone)
+    return Decision([SteeringRetracted(at=now, id=event.id, steer_ids=gone)] if gone else [], [], gone)
 
 
-def set_hearing(nodes: Nodes, event: SetHearing, now: float) -> Decision:
+def set_queue_modes(nodes: TreeState, event: SetQueueModes, now: float) -> Decision:
     """Let the agent hear so many things at once."""
     node = nodes[event.id]
     told = Send(event.id, "", "hearing", worker_messages.Hearing(event.steering, event.follow_up))
-    entry = Hearing(at=now, id=event.id, steering=event.steering, follow_up=event.follow_up)
+    entry = QueueModesChanged(at=now, id=event.id, steering=event.steering, follow_up=event.follow_up)
     return Decision([entry], [told] if node.status in ("idle", "busy") else [])
 
 
-def reminder(node: Node) -> list[Instruction]:
+def reminder(node: AgentRecord) -> list[Instruction]:
     """Return what a process that has just come up is told: what nobody has heard yet, and how much of it at once."""
     spec = node.spec
-    told: list[Instruction] = [_say(said) for said in node.unheard.values()]
+    told: list[Instruction] = [_steer_frame(said) for said in node.unheard.values()]
     if spec.follow_up_mode is None:
         return told
     # It may have been described before that was set.
     return [Send(spec.id, "", "hearing", worker_messages.Hearing(spec.queue_mode, spec.follow_up_mode)), *told]
 
 
-def _say(said: Steered) -> Send:
+def _steer_frame(said: SteeringQueued) -> Send:
     return Send(said.id, said.steer_id, "steer", worker_messages.Steer(said.text, said.follow_up))

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import msgspec
 
-from ..agents.state import Nodes
+from ..agents.state import TreeState
 from ..journal import entries
-from ..journal.entries import Moved, Spawned
-from ..journal.events import Adopt, Archived, Decision, Hold
+from ..journal.entries import AgentSpawned, SourceMoved
+from ..journal.events import AddAgent, AddHolder, Decision, RecordArchives
 from . import admission
 
-__all__ = ["adopt", "archived", "hold"]
+__all__ = ["add_agent", "add_holder", "record_archives"]
 
 
-def adopt(nodes: Nodes, event: Adopt, now: float) -> Decision:
+def add_agent(nodes: TreeState, event: AddAgent, now: float) -> Decision:
     """Let there be the agent whose transcript somebody has made. Raises SpawnError when its name is taken."""
     seq = len(nodes) + 1
     spec = msgspec.structs.replace(event.spec, seq=seq, name=admission.name_for(nodes, event.spec.name, seq))
-    made = Spawned(at=now, id=spec.id, spec=spec, cold=True, repaired=event.repaired, credentials=event.credentials)
+    made = AgentSpawned(
+        at=now, id=spec.id, spec=spec, cold=True, repaired=event.repaired, credentials=event.credentials
+    )
     return Decision([made], [], spec.id)
 
 
-def hold(nodes: Nodes, event: Hold, now: float) -> Decision:
+def add_holder(nodes: TreeState, event: AddHolder, now: float) -> Decision:
     """Let there be the holder, or let it know where what it holds stands now."""
     id, source = event.spec.id, event.spec.source
     known = nodes.get(id)
     if known is None:
         spec = msgspec.structs.replace(event.spec, seq=len(nodes) + 1)
-        return Decision([Spawned(at=now, id=id, spec=spec)], [], id)
-    return Decision([Moved(at=now, id=id, source=source)] if source != known.spec.source else [], [], id)
+        return Decision([AgentSpawned(at=now, id=id, spec=spec)], [], id)
+    return Decision([SourceMoved(at=now, id=id, source=source)] if source != known.spec.source else [], [], id)
 
 
-def archived(nodes: Nodes, event: Archived, now: float) -> Decision:
+def record_archives(nodes: TreeState, event: RecordArchives, now: float) -> Decision:
     """Take down which parts of the agent's conversation are holders' now, if that is new."""
     node = nodes[event.id]
     new = tuple(each for each in event.holders if each[0] not in node.archives)
@@ -40,7 +42,7 @@ def archived(nodes: Nodes, event: Archived, now: float) -> Decision:
     if not (new or looked or problem) and tokens in (0, node.context_tokens):
         return Decision()
     turns = {holder: event.turns[holder] for holder, _ in new if holder in event.turns}
-    said = entries.Archived(
+    said = entries.TurnsArchived(
         at=now, id=event.id, holders=new, context_tokens=tokens, problem=problem, looked=looked, turns=turns
     )
     return Decision([said])

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from agent_history import Life
-from orch.tree.agents.state import iso
+from orch.tree.agents.state import iso_time
 
 EVER = "9999-01-01T00:00:00.000Z"
 NEVER = "2000-01-01T00:00:00.000Z"
@@ -20,7 +20,7 @@ def file(life: Life) -> str:
 def later(life: Life) -> str:
     """Return when the first archive was made, once that is over."""
     first = life.records()[0].timestamp
-    while iso(time.time()) <= first:
+    while iso_time(time.time()) <= first:
         pass
     return first
 

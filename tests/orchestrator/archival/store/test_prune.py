@@ -12,7 +12,7 @@ from agent_history import DELETED, Life, call, result, steps
 from orch.archival.store import deletion
 from orch.archival.store.index import NAME as INDEX
 from orch.archival.store.prune import doomed
-from orch.tree.agents.agent_record import emptied
+from orch.tree.agents.agent_record import redacted_message
 from orch_protocol.core.errors import ArchiveDeletedError, LockedError
 from orch_protocol.core.messages import Usage, assistant, text_of, user
 from orch_protocol.core.taint import Mark, mark
@@ -190,7 +190,7 @@ def test_an_era_keeps_what_is_younger(long: Life) -> None:
     assert len(now) == len(whole)
     changed = [place for place, (one, two) in enumerate(zip(whole, now, strict=True)) if one != two]
     assert changed
-    assert all(now[place] == emptied(whole[place], DELETED) for place in changed)
+    assert all(now[place] == redacted_message(whole[place], DELETED) for place in changed)
     assert long.read(era.id, changed[0] + 1, changed[0] + 1) == [now[changed[0]]]
     source = long.loop.run(long.archives.source(long.spec, era.id))
     gone = [id for id in era.members if id in done.archives]
@@ -267,7 +267,7 @@ def test_a_phase_goes_and_its_turn_goes_on(long: Life) -> None:
     assert set(turn.members) >= set(gone)
     messages = long.read(turn.id)
     assert text_of(messages[0]) == "what of it?"
-    assert messages[1:3] == [emptied(message, DELETED) for message in messages[1:3]]
+    assert messages[1:3] == [redacted_message(message, DELETED) for message in messages[1:3]]
     assert text_of(messages[-1]) == "so it is"
     long.check()
 

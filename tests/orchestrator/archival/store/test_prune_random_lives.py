@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_history import DELETED, PROFILES, Life, steps
-from orch.tree.agents.agent_record import emptied
+from orch.tree.agents.agent_record import redacted_message
 from orch_protocol.core.messages import Message, assistant
 from orchestrator.archival.store.prune_samples import MARK, NEVER, session
 
@@ -62,7 +62,7 @@ def prune_and_check(life: Life, draw: st.DrawFn) -> None:
         if record.id in gone:
             continue
         for was, now in zip(held[record.id], life.read(record.id), strict=True):
-            assert now in (was, emptied(was, DELETED))
+            assert now in (was, redacted_message(was, DELETED))
             assert now == was or gone & _below(ledger, record.id)
     _nothing_tells(life, said)
     life.check()

@@ -16,7 +16,7 @@ from orch.config import paths
 from orch.diagnostics import checks as doctor
 from orch.render.terminal import count
 from orch.supervisor.recovery import orphan_cleanup
-from orch.supervisor.recovery.orphan_cleanup import marked, run_token, stored_token
+from orch.supervisor.recovery.orphan_cleanup import processes_with_token, run_token, stored_token
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.ids import new_id
 from orch_worker.sandbox.probe import Offer
@@ -137,7 +137,7 @@ def test_runs_left_by_dead_programs_are_found(home: Path, monkeypatch: pytest.Mo
         f"of ended programs; the next start, or orch doctor --clean, removes them: {runs / dead}",
     )
     there: list[Any] = [(7, {"ORCH_RUN": run_token(runs / dead)}), (8, {"ORCH_RUN": run_token(runs / alive)})]
-    monkeypatch.setattr(doctor, "marked", lambda: iter(there))
+    monkeypatch.setattr(doctor, "processes_with_token", lambda: iter(there))
     assert doctor.leftovers() == ("fail", "processes without their root: 7; orch doctor --clean ends them")
     lock.release()
 
@@ -166,8 +166,8 @@ def test_processes_of_a_named_run_without_its_root_are_left_behind(
         del there[0]
         return 1
 
-    monkeypatch.setattr(doctor, "marked", lambda: iter(there))
-    monkeypatch.setattr(doctor, "end_leftovers", end)
+    monkeypatch.setattr(doctor, "processes_with_token", lambda: iter(there))
+    monkeypatch.setattr(doctor, "kill_orphans", end)
     assert doctor.leftovers() == ("fail", "processes without their root: 0; orch doctor --clean ends them")
     assert run(["doctor", "--clean", "--json"]) == 0
     found = {each["check"]: each["detail"] for each in json.loads(capsys.readouterr().out)}
@@ -202,7 +202,7 @@ def test_marked_processes_are_found_by_their_environment(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         (tmp_path / name / "environ").write_bytes(environ)
     (tmp_path / "14").mkdir()
-    assert list(marked(str(tmp_path))) == [(12, {"A": "1", "ORCH_RUN": "r"})]
+    assert list(processes_with_token(str(tmp_path))) == [(12, {"A": "1", "ORCH_RUN": "r"})]
 
 
 def test_what_is_left_behind_is_cleaned_when_asked_to(

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def conversation(world: World, id: str) -> tuple[Message, ...]:
     """Return the conversation of the agent as a model sees it."""
-    return read_session(Path(world.supervisor.tree.nodes[id].spec.folder)).messages
+    return read_session(Path(world.supervisor.tree.agents[id].spec.folder)).messages
 
 
 def level(world: World, id: str) -> str:
@@ -199,7 +199,7 @@ async def test_an_empty_folder_costs_nothing(tmp_path: Path) -> None:
         agent = await world.scripted("done", cwd=tmp_path / "empty", preset="work")
         await agent.query("go")
         assert conversation(world, agent.id)[0] == user("Task: work\n\nQuery: go")
-        assert world.supervisor.tree.nodes[agent.id].spec.context == ContextSpec("full")
+        assert world.supervisor.tree.agents[agent.id].spec.context == ContextSpec("full")
 
 
 @virtual

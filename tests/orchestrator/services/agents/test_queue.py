@@ -20,7 +20,7 @@ STEERED = "[Steering]\n"
 
 def heard(o: World, agent: AsyncSubagent) -> list[str]:
     """Return what was said to the agent and is in its conversation, one text each."""
-    entries = read_session(Path(o.supervisor.tree.nodes[agent.id].spec.folder)).entries
+    entries = read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder)).entries
     texts = [text_of(entry.message) for entry in entries if hasattr(entry, "message")]
     return [text.removeprefix(STEERED) for text in texts if text.startswith(STEERED)]
 
@@ -35,7 +35,7 @@ async def at_work(o: World, gate: Gate) -> tuple[AsyncSubagent, asyncio.Future[o
 
 async def killed(o: World, agent: AsyncSubagent) -> None:
     """Let the agent's process be killed, and return when the root knows."""
-    gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{o.supervisor.tree.nodes[agent.id].incarnation}")
+    gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{o.supervisor.tree.agents[agent.id].incarnation}")
     o.launcher.worker(agent.id).die(-signal.SIGKILL)
     await gone
 
@@ -96,7 +96,7 @@ async def test_how_much_is_heard_at_once_is_set_at_any_time_and_lasts(tmp_path: 
         await agent.queue.set_modes(follow_up="all")
         await agent.kill()
         await agent.resume()
-        spec = o.supervisor.tree.nodes[agent.id].spec
+        spec = o.supervisor.tree.agents[agent.id].spec
         assert (spec.queue_mode, spec.follow_up_mode) == ("all", "all")
 
 
@@ -138,7 +138,7 @@ async def test_what_was_accepted_outlives_the_root(tmp_path: Path) -> None:
         assert [each.id for each in await agent.queue.list()] == [said]
         await agent.query("go on")
         assert heard(o, agent) == ["be brief"]
-        assert o.supervisor.tree.nodes[agent.id].spec.queue_mode == "all"
+        assert o.supervisor.tree.agents[agent.id].spec.queue_mode == "all"
 
 
 async def test_a_copy_of_a_conversation_is_not_told_what_waits_for_the_first(tmp_path: Path) -> None:

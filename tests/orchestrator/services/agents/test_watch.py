@@ -130,10 +130,10 @@ async def test_who_comes_after_another_process_began_the_turn_anew_sees_that_one
         agent = await world.scripted({"text": "Let me", "tool": "gate"}, "done", tools=[gate.tool()])
         async with watched(world, agent.id):
             future = agent.submit("go")
-            await until(lambda: world.supervisor.tree.nodes[agent.id].status == "busy")
+            await until(lambda: world.supervisor.tree.agents[agent.id].status == "busy")
             world.launcher.worker(agent.id).die(-9)
         await gate.called.wait()
-        assert world.supervisor.tree.nodes[agent.id].incarnation == 2
+        assert world.supervisor.tree.agents[agent.id].incarnation == 2
         async with watched(world, agent.id) as seen:
             await seen.caught_up.wait()
             gate.open.set()

@@ -83,7 +83,7 @@ async def test_archives_that_were_listed_are_found(tmp_path: Path) -> None:
     async with opened(tmp_path, config=Config(archival=replace(EAGER, async_=False))) as o:
         agent = await o.scripted("one")
         holder = (await agent.query("go")).archived_to
-        nodes = o.supervisor.tree.nodes
+        nodes = o.supervisor.tree.agents
         nodes[agent.id].archives.clear()
         nodes.holders.clear()
         o.supervisor.archives._told.clear()

@@ -84,7 +84,7 @@ async def test_agent_cannot_ask_agent_outside_its_subtree(tmp_path: Path) -> Non
                     continue
                 with pytest.raises(AgentNotFoundError, match=r"below itself and its peers.*spawn\(peers="):
                     await call(world.supervisor, asker.id, service, params)
-        assert world.supervisor.tree.nodes[other.id].queries == 1
+        assert world.supervisor.tree.agents[other.id].queries == 1
 
 
 @virtual
@@ -206,7 +206,7 @@ async def test_peer_can_be_asked_and_nothing_else(tmp_path: Path) -> None:
             "list_subagents",
         }
         assert (await asker.query("go")).text == "done"
-        assert world.supervisor.tree.nodes[peer.id].usage.tool_calls == 1
+        assert world.supervisor.tree.agents[peer.id].usage.tool_calls == 1
         await ask_root(world, asker.id, "submit", QueryAgent("reader", "go"))
         await ask_root(world, asker.id, "wait", Wait((peer.id,)))
         assert (await ask_root(world, asker.id, "collect", Collect("1"))).text == "two"
@@ -315,8 +315,8 @@ async def test_peers_that_ask_each_other_get_a_cycle_error(tmp_path: Path) -> No
         for spec, peer in ((one, two.id), (two, one.id)):
             root.handle(events.Spawn(replace(spec, peers=(peer,)), None, None))
             await root.waiters.until(f"up:{spec.id}", 5)
-        root.ask(root.tree.nodes[one.id], "go")  # in a turn of its own
-        asked = root.ask(root.tree.nodes[two.id], "go", asker=one.id, waits=True)
+        root.ask(root.tree.agents[one.id], "go")  # in a turn of its own
+        asked = root.ask(root.tree.agents[two.id], "go", asker=one.id, waits=True)
         with pytest.raises(QueryCycleError, match="waits, directly or not"):
             await ask_root(world, two.id, "query", QueryAgent(one.id, "back"))
         with pytest.raises(QueryCycleError, match="waits, directly or not"):
@@ -345,7 +345,7 @@ async def test_taint_labels_go_to_peers(tmp_path: Path) -> None:
         asker = await world.scripted("x", peers=[peer])
         marks = (Mark("untrusted", "read_file inbox/mail.txt"),)
         await ask_root(world, asker.id, "query", QueryAgent(peer.id, "go", marks=marks))
-        assert [mark.bit for mark in world.supervisor.tree.nodes[peer.id].spec.marks] == ["untrusted"]
+        assert [mark.bit for mark in world.supervisor.tree.agents[peer.id].spec.marks] == ["untrusted"]
 
 
 # Budgets.
@@ -360,14 +360,14 @@ def test_a_peers_use_is_charged_once_to_each_budget_on_both_paths() -> None:
     asker = land.work(top)
     land.forest.ask(peer, f"q-{peer}", asker=asker)
     spent = land.budgets.spent
-    nodes = land.forest.tree.nodes
+    nodes = land.forest.tree.agents
     land.take(peer, tokens=5)
     assert [spent(nodes[id]).tokens for id in (top, above, peer, asker)] == [5] * 4
     assert spent(None).tokens == 5
     land.finish(peer, Usage(input_tokens=5))
     assert [spent(nodes[id]).tokens for id in (top, above, peer, asker)] == [5] * 4
     assert spent(None).tokens == 5
-    assert land.forest.refold().nodes[asker].peer_usage == nodes[asker].peer_usage == Usage(input_tokens=5)
+    assert land.forest.refold().agents[asker].peer_usage == nodes[asker].peer_usage == Usage(input_tokens=5)
     land.forest.ask(peer, "of the user")
     land.forest.finish(peer, "of the user")
     assert spent(nodes[asker]).tokens == 5
@@ -404,7 +404,7 @@ def test_time_and_processes_of_a_peer_are_charged_to_its_asker() -> None:
     land.forest.ask(peer, f"q-{peer}", asker=asker)
     land.forest.up(peer)
     land.forest.now += 5
-    nodes = land.forest.tree.nodes
+    nodes = land.forest.tree.agents
     assert land.budgets.spent(nodes[asker]).seconds == 10
     assert land.budgets.spent(nodes[asker]).processes == 2
     assert land.budgets.time_left(peer) is not None
@@ -447,7 +447,7 @@ async def test_no_tool_call_exceeds_the_rights_of_the_agent_that_began(
             ran.append(event.tool)
 
     async with opened(tmp_path, config=nesting(depth_cap=9)) as world:
-        nodes = world.supervisor.tree.nodes
+        nodes = world.supervisor.tree.agents
         world.add_observer(note)
         made: list[str] = []
         for name in names:
@@ -466,7 +466,7 @@ async def test_no_tool_call_exceeds_the_rights_of_the_agent_that_began(
 
 def _rights(world: World, id: str) -> set[str]:
     """Return the tools of the agent, of its peers and those of agents below it, and of their peers in turn."""
-    nodes, seen, left = world.supervisor.tree.nodes, set[str](), [id]
+    nodes, seen, left = world.supervisor.tree.agents, set[str](), [id]
     while left:
         at = left.pop()
         if at not in seen:

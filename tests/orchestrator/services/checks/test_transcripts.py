@@ -14,10 +14,10 @@ async def test_journal_knows_no_line_of_a_transcript_that_is_being_rewritten(tmp
     async with opened(tmp_path) as world:
         agent = await world.scripted("hello")
         await agent.query("hi")
-        node = world.supervisor.tree.nodes[agent.id]
+        node = world.supervisor.tree.agents[agent.id]
         last = last_position(Path(node.spec.folder, "session.jsonl"))
         assert last is not None
         assert node.transcript == last
         async with rewriting_transcripts(world.supervisor, [node]):
-            assert world.refolded().nodes[agent.id].transcript is None
-        assert world.refolded().nodes[agent.id].transcript == last
+            assert world.refolded().agents[agent.id].transcript is None
+        assert world.refolded().agents[agent.id].transcript == last

@@ -44,7 +44,7 @@ async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> Non
         folder = (await agent.state()).folder
         note(folder, agent.id, Think("low"))
         assert (await agent.query("second")).text == "two"
-        assert o.supervisor.tree.nodes[agent.id].spec.backend.thinking == "low"
+        assert o.supervisor.tree.agents[agent.id].spec.backend.thinking == "low"
 
         await agent.kill()
         await agent.resume()
@@ -186,6 +186,6 @@ async def test_a_level_that_is_configured_is_for_models_that_are_asked_for_no_ot
         assert await thinking(parent.id, **deep) == "high"
         calm = (await spec_of(root, Spawn("t", **deep, thinking="low")))[0]
         assert (await answers_at(root, calm, "", "")).backend.thinking == "low"
-        assert (await answers_at(root, root.tree.nodes[parent.id].spec, "ollama:deep", "")).backend.thinking == "high"
+        assert (await answers_at(root, root.tree.agents[parent.id].spec, "ollama:deep", "")).backend.thinking == "high"
         assert (await parent.execute("/thinking")).text == "as the model does by itself"
         assert (await parent.session.tree()).thinking == ""

@@ -36,7 +36,7 @@ async def reader(o: World, cwd: Path, *said: Any, **options: Any) -> AsyncSubage
 
 def recorded(o: World, agent: AsyncSubagent) -> list[str]:
     """Return the names of what the agent's file says is at hand."""
-    session = read_session(Path(o.supervisor.tree.nodes[agent.id].spec.folder))
+    session = read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder))
     return list(Workspace.of(session.at_hand).artifacts)
 
 

@@ -33,7 +33,7 @@ async def talked(o: World, summaries: Any = ()) -> tuple[AsyncSubagent, str]:
 
 def said(o: World, agent: AsyncSubagent) -> list[str]:
     """Return what the model is shown."""
-    session: Session = read_session(Path(o.supervisor.tree.nodes[agent.id].spec.folder))
+    session: Session = read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder))
     return [text_of(message) for message in session.messages]
 
 
@@ -52,7 +52,7 @@ async def test_an_agent_without_a_process_gets_one_for_it(tmp_path: Path) -> Non
     """As for a question; what it writes is on record when the call returns."""
     async with opened(tmp_path) as o:
         agent, place = await talked(o, ["Tried: the train."])
-        gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{o.supervisor.tree.nodes[agent.id].incarnation}")
+        gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{o.supervisor.tree.agents[agent.id].incarnation}")
         o.launcher.worker(agent.id).die(-signal.SIGKILL)
         await gone
         await agent.session.checkout(place, summarize=True)

@@ -10,7 +10,7 @@ import pytest
 
 from orch import AsyncSubagent, Block, CompactionConfig, Config, ScriptedBackend
 from orch.services import serve_worker
-from orch.tree.journal.events import Rest
+from orch.tree.journal.events import StopIfIdle
 from orch_protocol.core.errors import AgentBusyError, AgentDiedError, AgentGoneError, ConfigError, ToolNotGrantedError
 from orch_protocol.core.messages import assistant, text_of, user
 from orch_protocol.session.tree import Compacted, CompactSession
@@ -33,7 +33,7 @@ async def talked(o: World, *said: Any, summaries: list[str] | None = None, **opt
 
 def shown(o: World, agent: AsyncSubagent) -> list[str]:
     """Return what the model is shown, by the file."""
-    return [text_of(each) for each in read_session(Path(o.supervisor.tree.nodes[agent.id].spec.folder)).messages]
+    return [text_of(each) for each in read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder)).messages]
 
 
 async def test_what_was_said_first_gives_way_and_what_that_did_is_returned(tmp_path: Path) -> None:
@@ -60,9 +60,9 @@ async def test_an_agent_at_rest_gets_a_process_for_it(tmp_path: Path) -> None:
     """And one that is kept nowhere is compacted as any other."""
     async with World(tmp_path) as o:
         agent = await talked(o, persist=False)
-        node = o.supervisor.tree.nodes[agent.id]
+        node = o.supervisor.tree.agents[agent.id]
         gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{node.incarnation}")
-        o.supervisor.handle(Rest(agent.id))
+        o.supervisor.handle(StopIfIdle(agent.id))
         await gone
         assert (await agent.session.compact()).writer == "extract"
         assert "Asked: question 5" in shown(o, agent)[0]

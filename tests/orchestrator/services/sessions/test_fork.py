@@ -29,7 +29,7 @@ async def spawned(o: World, *said: Any, **options: Any) -> AsyncSubagent:
 
 def session(o: World, agent: AsyncSubagent) -> Session:
     """Return what the agent's file says."""
-    return read_session(Path(o.supervisor.tree.nodes[agent.id].spec.folder))
+    return read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder))
 
 
 def texts(o: World, agent: AsyncSubagent) -> list[str]:
@@ -124,7 +124,7 @@ async def test_it_may_do_what_the_other_may(tmp_path: Path) -> None:
         agent = await spawned(o, "one", {"tool": "gate"}, "opened", tools=[gate.tool()], max_cost=None)
         await agent.query("first")
         copy = await agent.session.fork()
-        one, two = (o.supervisor.tree.nodes[each.id].spec for each in (agent, copy))
+        one, two = (o.supervisor.tree.agents[each.id].spec for each in (agent, copy))
         same = replace(two, id=one.id, seq=one.seq, name=one.name, folder=one.folder)
         assert same == one
         assert (await copy.query("go")).text == "opened"
@@ -175,7 +175,7 @@ async def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             await agent.session.fork(model="nobody:knows")
         assert sorted(path.name for path in o.supervisor.sessions.iterdir()) == folders
-        assert len(o.supervisor.tree.nodes) == 1
+        assert len(o.supervisor.tree.agents) == 1
 
 
 async def test_a_damaged_session_is_copied_as_far_as_it_goes(tmp_path: Path) -> None:

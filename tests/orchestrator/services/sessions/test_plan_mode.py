@@ -55,7 +55,7 @@ def nested() -> Config:
 
 def folder_of(world: World, agent: AsyncSubagent) -> Path:
     """Return the agent's session folder."""
-    return Path(world.supervisor.tree.nodes[agent.id].spec.folder)
+    return Path(world.supervisor.tree.agents[agent.id].spec.folder)
 
 
 async def test_nothing_runs_before_the_plan_is_approved(tmp_path: Path) -> None:

@@ -12,9 +12,19 @@ from orch import AsyncSubagent
 from orch.cli.command import spans, without_deleted
 from orch.services.sessions import fork
 from orch.services.sessions.retention import over_since
-from orch.tree.agents.state import Nodes
-from orch.tree.journal.entries import Kept, Pruned
-from orch.tree.journal.events import Ask, Choose, Collect, Discard, Kill, Localise, Resume, Steer, Title
+from orch.tree.agents.state import TreeState
+from orch.tree.journal.entries import ContentDeleted, Snapshot
+from orch.tree.journal.events import (
+    ChangeModel,
+    ChangeTitle,
+    CollectReply,
+    DiscardSession,
+    Kill,
+    QueueSteering,
+    RestrictToLocal,
+    Resume,
+    StartQuery,
+)
 from orch.tree.rules.deletions import redacted
 from orch_protocol.agent.models import Answers
 from orch_protocol.agent.spec import BackendSpec
@@ -29,14 +39,14 @@ from virtual_clock import until
 def killed(forest: Forest, id: str) -> str:
     """Let the agent and all below it be killed, and their processes be over."""
     forest.handle(Kill((id,), "the user", {}))
-    for node in list(forest.tree.nodes):
+    for node in list(forest.tree.agents):
         if node.running and node.status == "killed":
             forest.gone(node.spec.id)
     return id
 
 
 def over(forest: Forest, before: float = 1000.0, *, keep: int = 0, idle: bool = False) -> list[str]:
-    return sorted(node.spec.id for node in over_since(forest.tree.nodes, before, keep=keep, idle=idle))
+    return sorted(node.spec.id for node in over_since(forest.tree.agents, before, keep=keep, idle=idle))
 
 
 class TestWhich:
@@ -51,7 +61,7 @@ class TestWhich:
         forest.now += 10
         young = killed(forest, forest.spawn())
         assert over(forest) == [old, gone]
-        forest.handle(Discard(gone))
+        forest.handle(DiscardSession(gone))
         assert (over(forest), over(forest, 1010.0)) == ([old], [old, young])
 
     def test_those_that_nobody_ended_and_nobody_asked_go_where_that_is_wanted(self) -> None:
@@ -106,23 +116,25 @@ class TestRecord:
     def test_nothing_is_told_of_what_was_said(self) -> None:
         """Nor of its archives; what is folded is the same tree, also when it was kept in short before."""
         past = Past(warm=False)
-        past.handle(Title(past.agent, SECRET))
+        past.handle(ChangeTitle(past.agent, SECRET))
         for script in ({"items": [SECRET], "context": 7}, {"items": [f"{SECRET}!"]}):
-            past.handle(Choose(past.agent, Answers(BackendSpec("scripted", options=script), "scripted")))
-        past.handle(Localise(past.agent, BackendSpec("scripted", options={"items": [SECRET]})))
+            past.handle(ChangeModel(past.agent, Answers(BackendSpec("scripted", options=script), "scripted")))
+        past.handle(RestrictToLocal(past.agent, BackendSpec("scripted", options={"items": [SECRET]})))
         killed(past, past.agent)
-        short = past.tree.nodes.kept(1000.0)
-        past.handle(Discard(past.agent))
+        short = past.tree.agents.kept(1000.0)
+        past.handle(DiscardSession(past.agent))
         for journal in (past.journal, [*short, past.journal[-1]]):
             after = redacted(journal)
             assert [type(entry) for entry in after] == [type(entry) for entry in journal]
             assert not told(after)
-            assert not [entry for entry in after if isinstance(entry, Kept) and SECRET.encode() in bytes(entry.state)]
-            assert Nodes(after).by_id == past.tree.nodes.by_id
-            assert Nodes(after).going == past.tree.nodes.going == {past.agent: "/nowhere"}
+            assert not [
+                entry for entry in after if isinstance(entry, Snapshot) and SECRET.encode() in bytes(entry.state)
+            ]
+            assert TreeState(after).by_id == past.tree.agents.by_id
+            assert TreeState(after).going == past.tree.agents.going == {past.agent: "/nowhere"}
             assert all(one is two for one, two in zip(after, redacted(after), strict=True))
-        past.write([Pruned(at=1000.0, id=past.agent, session="gone")])
-        assert Nodes(redacted(past.journal)).going == {}
+        past.write([ContentDeleted(at=1000.0, id=past.agent, session="gone")])
+        assert TreeState(redacted(past.journal)).going == {}
 
     def test_who_asks_for_it_is_told_when_it_was_deleted(self) -> None:
         """Its number and what it used are left; its name is free."""
@@ -131,11 +143,17 @@ class TestRecord:
         forest.ask(id)
         forest.finish(id)
         killed(forest, id)
-        forest.handle(Discard(id))
-        for event in (Ask(id, "q2", "?"), Collect(id, "the user"), Steer(id, "s", "x"), Resume(id), Discard(id)):
+        forest.handle(DiscardSession(id))
+        for event in (
+            StartQuery(id, "q2", "?"),
+            CollectReply(id, "the user"),
+            QueueSteering(id, "s", "x"),
+            Resume(id),
+            DiscardSession(id),
+        ):
             with pytest.raises(SessionDeletedError, match=r"of agent 'reader' \(a001\) was deleted on 1970-01-01"):
                 forest.handle(event)
-        assert (forest.tree.nodes[id].usage.cost_usd, forest.tree.nodes.by_id.at(1)) == (0.5, forest.tree.nodes[id])
+        assert (forest.tree.agents[id].usage.cost_usd, forest.tree.agents.by_id.at(1)) == (0.5, forest.tree.agents[id])
         forest.spawn(name="reader")
 
     def test_one_that_has_a_process_stays(self) -> None:
@@ -143,11 +161,11 @@ class TestRecord:
         forest = Forest()
         id = forest.spawn()
         with pytest.raises(AgentBusyError, match="has a process: its session stays"):
-            forest.handle(Discard(id))
+            forest.handle(DiscardSession(id))
         killed(forest, id)
         forest.handle(Resume(id))
         with pytest.raises(AgentBusyError, match="was resumed: its session stays"):
-            forest.handle(Discard(id))
+            forest.handle(DiscardSession(id))
 
 
 def test_numbers_are_told_in_few_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,14 +181,14 @@ async def ended(world: World, said: str = "first word") -> AsyncSubagent:
     agent = await world.scripted(said, "second word")
     assert (await agent.query("?")).text == said
     await agent.kill()
-    await until(lambda: not world.supervisor.tree.nodes[agent.id].running)
+    await until(lambda: not world.supervisor.tree.agents[agent.id].running)
     return agent
 
 
 def answers(world: World) -> list[str]:
     """Return what was answered, as far as the journal tells it."""
     lines = world.supervisor.happenings.path.read_bytes().splitlines()
-    said = [line for line in lines if b'"type":"answered"' in line]
+    said = [line for line in lines if b'"type":"query_finished"' in line]
     return [word for line in said for word in ("first word", "second word", "kept") if word.encode() in line]
 
 
@@ -215,7 +233,7 @@ async def test_nothing_of_it_is_left_but_its_number(tmp_path: Path) -> None:
         assert (await copy.query("?")).text == "second word"
     async with opened(tmp_path, run="mine") as world:
         assert {path.name for path in sessions.iterdir()} == {copy.id, third.id}
-        assert world.supervisor.tree.nodes.going == {}
+        assert world.supervisor.tree.agents.going == {}
         rows = await world.agents(all=True)
         assert [bool(row.deleted) for row in rows] == [True, False, True, False]
         gone, there = await world.get(first.id), await world.get(third.id)
@@ -246,7 +264,7 @@ async def test_what_nobody_asked_for_long_is_ended_and_deleted_where_that_is_wan
             pruning = asyncio.create_task(world.sessions.prune(older=0, idle=True))
             await asyncio.sleep(0)
             asked = asyncio.create_task(agent.query("?"))
-            await until(lambda: world.supervisor.tree.nodes[woken.id].running)  # it may have answered by now
+            await until(lambda: world.supervisor.tree.agents[woken.id].running)  # it may have answered by now
         pruned = await pruning
         assert [row.id for row in pruned.sessions] == [asleep.id]
         assert "was asked meanwhile: its session stays" in pruned.busy[woken.id]

@@ -17,7 +17,7 @@ from orch import AsyncSubagent, Config
 from orch.services import serve_worker
 from orch.services.agents.processes import answered
 from orch.services.sessions import sessions
-from orch.tree.journal.events import Rest
+from orch.tree.journal.events import StopIfIdle
 from orch_protocol.core.errors import AgentBusyError, ConfigError, EntryNotFoundError, StoreError, ToolNotGrantedError
 from orch_protocol.core.messages import text_of
 from orch_protocol.services.requests import Ref
@@ -42,15 +42,15 @@ async def said(agent: AsyncSubagent) -> list[EntryRow]:
 
 def texts(o: World, agent: AsyncSubagent) -> list[str]:
     """Return what the model is shown, by the file."""
-    folder = Path(o.supervisor.tree.nodes[agent.id].spec.folder)
+    folder = Path(o.supervisor.tree.agents[agent.id].spec.folder)
     return [text_of(message).removeprefix("Task: work\n\nQuery: ") for message in read_session(folder).messages]
 
 
 async def rest(o: World, agent: AsyncSubagent) -> None:
     """Let the process of an idle agent end."""
-    node = o.supervisor.tree.nodes[agent.id]
+    node = o.supervisor.tree.agents[agent.id]
     gone = o.supervisor.waiters.watch(f"gone:{agent.id}:{node.incarnation}")
-    o.supervisor.handle(Rest(agent.id))
+    o.supervisor.handle(StopIfIdle(agent.id))
     await gone
     assert o.status(agent) == "cold"
 
@@ -167,7 +167,7 @@ async def test_a_worker_in_a_turn_refuses_by_itself(tmp_path: Path) -> None:
         agent = await spawned(o, {"tool": "gate"}, "two", tools=[gate.tool()])
         asking = agent.submit("work")
         await gate.called.wait()
-        node = o.supervisor.tree.nodes[agent.id]
+        node = o.supervisor.tree.agents[agent.id]
         edit = Edit("00000000", Move(None))
         with pytest.raises(AgentBusyError, match="between turns"):
             await answered(o.supervisor, node, "edit", edit, edit.entry, "edited", 5.0)
@@ -327,7 +327,7 @@ async def test_somebody_else_has_the_session(tmp_path: Path) -> None:
         agent = await spawned(o, "one")
         await agent.query("first")
         await rest(o, agent)
-        lock = FolderLock.acquire(Path(o.supervisor.tree.nodes[agent.id].spec.folder))
+        lock = FolderLock.acquire(Path(o.supervisor.tree.agents[agent.id].spec.folder))
         try:
             with pytest.raises(StoreError, match="in use by process"):
                 await agent.session.checkout(None)

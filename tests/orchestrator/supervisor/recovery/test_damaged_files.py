@@ -12,7 +12,7 @@ import pytest
 
 from agent_history import PROFILES, Life, steps
 from damaged_lines import spoilt
-from orch.tree.journal.events import Ask, Recover, Sweep
+from orch.tree.journal.events import Recover, RetireIdleAgents, StartQuery
 from orch.tree.journal.journal import Journal
 from orch.tree.tree import Tree
 from orch_protocol.core.errors import DamagedError, OrchError
@@ -45,11 +45,11 @@ async def journal(tmp_path: Path) -> bytes:
 def answered(tree: Tree) -> int:
     """Let a root take over what the journal holds, ask every agent, and return how many can be asked."""
     tree.apply(tree.decide(Recover(1), 1.0).entries)
-    tree.apply(tree.decide(Sweep(), 2.0).entries)
+    tree.apply(tree.decide(RetireIdleAgents(), 2.0).entries)
     asked = 0
-    for number, id in enumerate(list(tree.nodes.by_id)):
+    for number, id in enumerate(list(tree.agents.by_id)):
         try:
-            tree.apply(tree.decide(Ask(id, f"q{number}", "?"), 3.0).entries)
+            tree.apply(tree.decide(StartQuery(id, f"q{number}", "?"), 3.0).entries)
             asked += 1
         except OrchError:
             continue  # killed, by what is left of it; or no room

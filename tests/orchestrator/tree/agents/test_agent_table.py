@@ -9,16 +9,16 @@ import pytest
 
 from orch.tree.agents import agent_table
 from orch.tree.agents.agent_refs import resolve
-from orch.tree.journal.entries import Spawned, Titled
-from orch.tree.journal.events import Collect, Kill, Resume, Title
+from orch.tree.journal.entries import AgentSpawned, TitleChanged
+from orch.tree.journal.events import ChangeTitle, CollectReply, Kill, Resume
 from orchestrator.tree_double import Forest
 
 
 @pytest.fixture
 def forest(monkeypatch: pytest.MonkeyPatch) -> Forest:
     """Agents of which two that rest stay as they are; more are packed by twos."""
-    monkeypatch.setattr(agent_table, "AT_HAND", 2)
-    monkeypatch.setattr(agent_table, "TOGETHER", 2)
+    monkeypatch.setattr(agent_table, "MAX_UNPACKED_IDLE", 2)
+    monkeypatch.setattr(agent_table, "PACK_SIZE", 2)
     return Forest(max_concurrent=99)
 
 
@@ -33,7 +33,7 @@ def ended(forest: Forest, name: str = "") -> str:
 
 
 def awake(forest: Forest) -> set[str]:
-    return {node.spec.id for node in forest.tree.nodes.by_id.awake()}
+    return {node.spec.id for node in forest.tree.agents.by_id.awake()}
 
 
 def test_those_that_rest_for_long_are_packed(forest: Forest) -> None:
@@ -46,7 +46,7 @@ def test_those_that_rest_for_long_are_packed(forest: Forest) -> None:
 def test_all_of_a_packed_agent_is_known(forest: Forest) -> None:
     """By number, id, its beginning and name, in order; its answer, what it used, whose child it was."""
     ids = [ended(forest, name) for name in ("", "reader", "", "", "", "", "")]
-    nodes = forest.tree.nodes
+    nodes = forest.tree.agents
     assert [node.spec.id for node in nodes] == list(nodes.by_id) == ids
     for ref in ("2", ids[1], ids[1][:4], "reader"):
         assert resolve(nodes, ref).spec.id == ids[1]
@@ -54,17 +54,17 @@ def test_all_of_a_packed_agent_is_known(forest: Forest) -> None:
     first = nodes[ids[0]]
     assert (first.last.reply.text, first.usage.cost_usd, first.status) == ("done", 0.5, "killed")  # type: ignore[union-attr]
     assert nodes.usage.cost_usd == 0.5 * len(ids)
-    assert forest.handle(Collect(ids[0], "the user")).reply.text == "done"
-    assert forest.refold().nodes.by_id == nodes.by_id
+    assert forest.handle(CollectReply(ids[0], "the user")).reply.text == "done"
+    assert forest.refold().agents.by_id == nodes.by_id
 
 
 def test_whoever_has_one_sees_what_happens_to_it(forest: Forest) -> None:
     """It is the same object for all, also when it is unpacked to be changed, and packed once more."""
     ids = [ended(forest) for _ in range(7)]
-    held = resolve(forest.tree.nodes, ids[0])
+    held = resolve(forest.tree.agents, ids[0])
     assert held.spec.id not in awake(forest)
-    forest.handle(Title(ids[0], "The first"))
-    assert (held.title, forest.tree.nodes[ids[0]] is held) == ("The first", True)
+    forest.handle(ChangeTitle(ids[0], "The first"))
+    assert (held.title, forest.tree.agents[ids[0]] is held) == ("The first", True)
     for _ in range(5):
         ended(forest)
     assert ids[0] not in awake(forest)
@@ -75,12 +75,12 @@ def test_whoever_has_one_sees_what_happens_to_it(forest: Forest) -> None:
 
 def test_agent_held_while_it_is_packed_stays_the_same_object(forest: Forest) -> None:
     """A caller that got the agent before it was packed sees later changes."""
-    held = resolve(forest.tree.nodes, ended(forest))
+    held = resolve(forest.tree.agents, ended(forest))
     assert held.spec.id in awake(forest)
     for _ in range(6):
         ended(forest)
     assert held.spec.id not in awake(forest)
-    assert forest.tree.nodes[held.spec.id] is held
+    assert forest.tree.agents[held.spec.id] is held
     forest.handle(Resume(held.spec.id))
     assert held.status == "cold"
 
@@ -88,7 +88,7 @@ def test_agent_held_while_it_is_packed_stays_the_same_object(forest: Forest) -> 
 def test_many_that_one_entry_is_about_may_be_packed_meanwhile(forest: Forest) -> None:
     """As archives that are deleted together: one that is packed on the way is not lost when its turn comes."""
     ids = [ended(forest) for _ in range(9)]
-    nodes = forest.tree.nodes.by_id
+    nodes = forest.tree.agents.by_id
     for _ in range(4):
         taken = [nodes.take(id) for id in ids]
         for number, node in enumerate(taken):
@@ -103,31 +103,31 @@ def test_many_that_one_entry_is_about_may_be_packed_meanwhile(forest: Forest) ->
 def test_one_of_which_something_cannot_be_written_stays_as_it_is(forest: Forest) -> None:
     """Half a character in its title: those that would have been packed with it are."""
     ids = [ended(forest) for _ in range(3)]
-    forest.tree.apply([Titled(at=9.0, id=ids[1], title="\ud800")])
+    forest.tree.apply([TitleChanged(at=9.0, id=ids[1], title="\ud800")])
     ids += [ended(forest) for _ in range(7)]
     assert awake(forest) - set(ids[-3:]) == {ids[1]}
-    assert [node.spec.id for node in forest.tree.nodes] == ids
+    assert [node.spec.id for node in forest.tree.agents] == ids
 
 
 def test_one_below_which_there_is_work_is_not_packed(forest: Forest) -> None:
     """A holder works for an agent that was killed: the time in which there is no root is not taken for its work."""
     owner = ended(forest)
     holder = forest.spec(parent_id=owner, kind="holder", seq=2)
-    forest.write([Spawned(at=1.0, id=holder.id, spec=holder)])
+    forest.write([AgentSpawned(at=1.0, id=holder.id, spec=holder)])
     forest.ask(holder.id, "q")
     for _ in range(9):
         ended(forest)
     assert owner in awake(forest)
-    assert forest.tree.nodes[owner].worked.turns == 1
+    assert forest.tree.agents[owner].worked.turns == 1
 
 
 def test_a_name_is_its_youngest_agents(forest: Forest) -> None:
     """Of those that live, then of those that were killed; one that came back has it again."""
     first, second = ended(forest, "x"), ended(forest, "x")
     ended(forest, "y")
-    assert resolve(forest.tree.nodes, "x").spec.id == second
+    assert resolve(forest.tree.agents, "x").spec.id == second
     forest.handle(Resume(first))
-    assert resolve(forest.tree.nodes, "x").spec.id == first
+    assert resolve(forest.tree.agents, "x").spec.id == first
 
 
 def test_an_agent_that_was_killed_takes_little_memory() -> None:
@@ -135,12 +135,12 @@ def test_an_agent_that_was_killed_takes_little_memory() -> None:
     forest = Forest(max_concurrent=9)
     tracemalloc.start()
     try:
-        for _ in range(agent_table.AT_HAND + agent_table.TOGETHER):
+        for _ in range(agent_table.MAX_UNPACKED_IDLE + agent_table.PACK_SIZE):
             ended(forest)
         forest.journal.clear()
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
-        for _ in range(16 * agent_table.TOGETHER):
+        for _ in range(16 * agent_table.PACK_SIZE):
             ended(forest)
         forest.journal.clear()
         gc.collect()

@@ -10,10 +10,10 @@ import pytest
 
 from orch import Config
 from orch.supervisor.run_events import read_events
-from orch.tree.agents.state import Nodes
+from orch.tree.agents.state import TreeState
 from orch.tree.journal import journal
-from orch.tree.journal.entries import Kept, KeptRun, Spawned, Steered
-from orch.tree.journal.events import Collect, Kill, Resume
+from orch.tree.journal.entries import AgentSpawned, RunSnapshot, Snapshot, SteeringQueued
+from orch.tree.journal.events import CollectReply, Kill, Resume
 from orch.tree.journal.journal import Journal
 from orch.tree.rules.deletions import redacted
 from orch_protocol.core.errors import AgentGoneError
@@ -28,8 +28,8 @@ INDEXES = ("names", "alive", "pending", "warm", "holders", "requests", "usage", 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """However small a journal is, it is written anew."""
-    monkeypatch.setattr(journal, "LARGE", 0)
-    monkeypatch.setattr(journal, "WORTH", 9.0)
+    monkeypatch.setattr(journal, "REWRITE_MIN_BYTES", 0)
+    monkeypatch.setattr(journal, "REWRITE_MAX_RATIO", 9.0)
 
 
 def lived() -> Forest:
@@ -42,14 +42,14 @@ def lived() -> Forest:
             forest.finish(id, f"q{turn}-{id}")
         child = forest.spawn(id)
         forest.handle(Kill((child if number % 2 else id,), "the user", {}))
-    for node in list(forest.tree.nodes):
+    for node in list(forest.tree.agents):
         if node.running:
             forest.gone(node.spec.id)
-    forest.handle(Resume(next(node.spec.id for node in forest.tree.nodes if node.status == "killed")))
+    forest.handle(Resume(next(node.spec.id for node in forest.tree.agents if node.status == "killed")))
     return forest
 
 
-def same(one: Nodes, other: Nodes) -> None:
+def same(one: TreeState, other: TreeState) -> None:
     """See that both are the same agents."""
     assert one.by_id == other.by_id
     assert list(one.by_id) == list(other.by_id)
@@ -68,16 +68,16 @@ def written(path: Path, forest: Forest) -> Journal:
 def test_what_is_kept_comes_to_the_same_agents() -> None:
     """All of what is known of them, and of all together; and what happens next happens to them."""
     forest = lived()
-    kept = forest.tree.nodes.kept(1.0)
-    again = Nodes(kept)
-    same(again, forest.tree.nodes)
+    kept = forest.tree.agents.kept(1.0)
+    again = TreeState(kept)
+    same(again, forest.tree.agents)
     said = len(forest.journal)
-    ids = list(forest.tree.nodes.by_id)
-    forest.handle(Collect(ids[0], "the user"))
+    ids = list(forest.tree.agents.by_id)
+    forest.handle(CollectReply(ids[0], "the user"))
     forest.ask(ids[0], "later")
     for entry in forest.journal[said:]:
         again.apply(entry)
-    same(again, forest.tree.nodes)
+    same(again, forest.tree.agents)
 
 
 @pytest.mark.usefixtures("small")
@@ -86,15 +86,15 @@ def test_what_follows_is_numbered_as_before(tmp_path: Path) -> None:
     forest, path = lived(), tmp_path / "journal.jsonl"
     book = written(path, forest)
     events = read_events(path, "r", 0, 10_000)
-    assert book.shorten(lambda: forest.tree.nodes.kept(1.0))
+    assert book.shorten(lambda: forest.tree.agents.kept(1.0))
     assert read_events(path, "r", 0, 10_000) == []
-    id = next(iter(forest.tree.nodes.by_id))
-    book.append([Steered(at=2.0, id=id, steer_id="s", text="go on")])
+    id = next(iter(forest.tree.agents.by_id))
+    book.append([SteeringQueued(at=2.0, id=id, steer_id="s", text="go on")])
     assert [event.n for event in read_events(path, "r", events[-1].n, 100)] == [events[-1].n + 1]
     book.close()
     opened = Journal.open(path)
-    assert [type(entry) for entry in opened.entries[-2:]] == [KeptRun, Steered]
-    assert (len(opened.taken()), opened.entries) == (len(forest.tree.nodes) + 2, [])
+    assert [type(entry) for entry in opened.entries[-2:]] == [RunSnapshot, SteeringQueued]
+    assert (len(opened.taken()), opened.entries) == (len(forest.tree.agents) + 2, [])
     opened.close()
 
 
@@ -103,12 +103,12 @@ def test_a_small_journal_stays_as_it_is(tmp_path: Path) -> None:
     forest, path = lived(), tmp_path / "journal.jsonl"
     book = written(path, forest)
     before = path.read_bytes()
-    assert not book.shorten(lambda: forest.tree.nodes.kept(1.0))
-    journal_large, journal.LARGE = journal.LARGE, 0
+    assert not book.shorten(lambda: forest.tree.agents.kept(1.0))
+    journal_large, journal.REWRITE_MIN_BYTES = journal.REWRITE_MIN_BYTES, 0
     try:
         assert not book.shorten(lambda: forest.journal)
     finally:
-        journal.LARGE = journal_large
+        journal.REWRITE_MIN_BYTES = journal_large
     book.close()
     assert path.read_bytes() == before
 
@@ -122,7 +122,7 @@ def test_a_damaged_journal_stays_as_it_is(tmp_path: Path) -> None:
     path.write_bytes(b"".join([*lines[:5], b"x" + lines[5][1:], *lines[6:]]))
     book = Journal.open(path)
     before = path.read_bytes()
-    assert not book.shorten(lambda: forest.tree.nodes.kept(1.0))
+    assert not book.shorten(lambda: forest.tree.agents.kept(1.0))
     book.close()
     assert path.read_bytes() == before
 
@@ -143,9 +143,9 @@ def test_without_room_the_old_one_stays_and_is_gone_on_with(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
-        assert not book.shorten(lambda: forest.tree.nodes.kept(1.0))
+        assert not book.shorten(lambda: forest.tree.agents.kept(1.0))
     assert path.read_bytes() == before
-    book.append([Steered(at=2.0, id="x", steer_id="s", text="go on")])
+    book.append([SteeringQueued(at=2.0, id="x", steer_id="s", text="go on")])
     book.close()
 
 
@@ -154,13 +154,13 @@ def test_what_is_deleted_later_is_told_by_no_kept_agent() -> None:
     past = Past()
     past.turn("q1")
     past.hold("h1")
-    kept = past.tree.nodes.kept(1.0) if not past.tree.nodes.pending else []
+    kept = past.tree.agents.kept(1.0) if not past.tree.agents.pending else []
     assert kept
     past.journal[:] = kept
     past.delete("h1")
     entries = redacted(past.journal)
-    assert Nodes(entries).by_id == past.tree.nodes.by_id
-    told = b"".join(bytes(entry.state) for entry in entries if isinstance(entry, Kept))
+    assert TreeState(entries).by_id == past.tree.agents.by_id
+    told = b"".join(bytes(entry.state) for entry in entries if isinstance(entry, Snapshot))
     assert b"deleted" in told
     again = redacted(entries)
     assert all(one is other for one, other in zip(entries, again, strict=True))
@@ -179,7 +179,7 @@ async def test_a_run_whose_journal_is_written_anew_has_all_its_agents(tmp_path: 
         await gone.kill()
         before = await world.agents(all=True)
     path = tmp_path / "runs" / "r" / "journal.jsonl"
-    assert not any(isinstance(entry, Kept) for entry in Journal.open(path).entries)
+    assert not any(isinstance(entry, Snapshot) for entry in Journal.open(path).entries)
     for text in ("two", None):
         async with opened(tmp_path, run="r", config=config) as world:
             after = await world.agents(all=True)
@@ -192,5 +192,5 @@ async def test_a_run_whose_journal_is_written_anew_has_all_its_agents(tmp_path: 
             with pytest.raises(AgentGoneError):
                 await (await world.get("gone")).query("?")
     kept = Journal.open(path).entries
-    assert isinstance(kept[0], Kept)
-    assert not any(isinstance(entry, Spawned) for entry in kept)
+    assert isinstance(kept[0], Snapshot)
+    assert not any(isinstance(entry, AgentSpawned) for entry in kept)

@@ -9,10 +9,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.processes.session_holds import Holds
+from orch.processes.session_holds import SessionHolds
 from orch.services.archives.prune import seconds_of
-from orch.tree.journal.entries import Answered, Entry, Opened, Pruned, Spawned
-from orch.tree.journal.events import Archived, Ask, Deleted, Finish, Hear, Hold, Rest, Resume, Steer
+from orch.tree.journal.entries import AgentSpawned, ContentDeleted, Entry, QueryFinished, RunStarted
+from orch.tree.journal.events import (
+    AddHolder,
+    ConfirmSteering,
+    FinishQuery,
+    QueueSteering,
+    RecordArchives,
+    RecordDeletion,
+    Resume,
+    StartQuery,
+    StopIfIdle,
+)
 from orch.tree.journal.journal import Journal
 from orch.tree.rules.deletions import redacted
 from orch_protocol.core.archives import Source
@@ -34,7 +44,7 @@ class Past(Forest):
         super().__init__()
         self.agent = self.spawn()
         self.turn("q1")
-        self.handle(Archived(self.agent, (("h1", SECRET), ("h2", "other"))))
+        self.handle(RecordArchives(self.agent, (("h1", SECRET), ("h2", "other"))))
         self.hold("h1")
         self.hold("h2")
         if warm:
@@ -44,21 +54,21 @@ class Past(Forest):
         """Make the archive a holder; or let it know where its lines are."""
         source = Source("/nowhere", self.agent, "turn", SECRET, ((at, 10),), "hash")
         spec = self.spec(id=id, kind="holder", name=id, task=SECRET, source=source, parent_id=self.agent)
-        self.handle(Hold(spec))
+        self.handle(AddHolder(spec))
 
     def turn(self, query_id: str, id: str | None = None) -> None:
         """Let the agent, or another one, answer a query in which something was said to it."""
         id = id or self.agent
-        self.handle(Ask(id, query_id, SECRET))
+        self.handle(StartQuery(id, query_id, SECRET))
         if self.status(id) == "starting":
             self.up(id)
-        self.handle(Steer(id, f"s-{query_id}", SECRET))
-        self.handle(Hear(id, f"s-{query_id}"))
-        self.handle(Finish(id, query_id, Reply(id, query_id, SECRET, files_changed=(SECRET,))))
+        self.handle(QueueSteering(id, f"s-{query_id}", SECRET))
+        self.handle(ConfirmSteering(id, f"s-{query_id}"))
+        self.handle(FinishQuery(id, query_id, Reply(id, query_id, SECRET, files_changed=(SECRET,))))
 
     def delete(self, *holders: str, turns: tuple[str, ...] = ("q1",)) -> None:
         """Delete archives."""
-        self.handle(Deleted(self.agent, dict.fromkeys(holders, WHEN), dict.fromkeys(turns, WHEN)))
+        self.handle(RecordDeletion(self.agent, dict.fromkeys(holders, WHEN), dict.fromkeys(turns, WHEN)))
 
 
 def told(entries: list[Entry]) -> list[Entry]:
@@ -73,11 +83,11 @@ def test_the_journal_tells_of_it_no_more() -> None:
     past.delete("h1")
     after = redacted(past.journal)
     assert [type(entry) for entry in after] == [type(entry) for entry in past.journal]
-    assert told(after) == [entry for entry in past.journal if isinstance(entry, Spawned) and entry.id == "h2"]
+    assert told(after) == [entry for entry in past.journal if isinstance(entry, AgentSpawned) and entry.id == "h2"]
     tree = Forest()
     tree.tree.apply(after)
-    assert tree.tree.nodes.by_id == past.tree.nodes.by_id
-    assert tree.tree.nodes.names == past.tree.nodes.names
+    assert tree.tree.agents.by_id == past.tree.agents.by_id
+    assert tree.tree.agents.names == past.tree.agents.names
 
 
 def test_what_is_not_deleted_is_told_as_before() -> None:
@@ -87,7 +97,7 @@ def test_what_is_not_deleted_is_told_as_before() -> None:
     assert all(one is two for one, two in zip(past.journal, redacted(past.journal), strict=True))
     past.delete("h1")
     once = redacted(past.journal)
-    [kept] = [entry for entry in once if isinstance(entry, Answered) and entry.query_id == "q3"]
+    [kept] = [entry for entry in once if isinstance(entry, QueryFinished) and entry.query_id == "q3"]
     assert kept.reply is not None
     assert kept.reply.text == SECRET
     assert all(one is two for one, two in zip(once, redacted(once), strict=True))
@@ -99,14 +109,14 @@ def test_prompt_is_dropped_when_its_query_is_over(shortened: bool) -> None:
     past = Past()
     past.ask(past.agent, "q3", stays=True, prompt="all of it")
     if shortened:
-        past.journal = past.tree.nodes.kept(past.now)
+        past.journal = past.tree.agents.kept(past.now)
     assert b"all of it" in msgspec.json.encode(redacted(past.journal))
     past.finish(past.agent, "q3")
     after = redacted(past.journal)
     assert b"all of it" not in msgspec.json.encode(after)
     tree = Forest()
     tree.tree.apply(after)
-    assert tree.tree.nodes.by_id == past.tree.nodes.by_id
+    assert tree.tree.agents.by_id == past.tree.agents.by_id
 
 
 def test_where_a_holder_found_what_it_holds_is_told_once() -> None:
@@ -119,7 +129,7 @@ def test_where_a_holder_found_what_it_holds_is_told_once() -> None:
     assert places == [((7, 10),)]
     tree = Forest()
     tree.tree.apply(redacted(past.journal))
-    assert tree.tree.nodes.by_id == past.tree.nodes.by_id
+    assert tree.tree.agents.by_id == past.tree.agents.by_id
 
 
 def test_a_deleted_holder_answers_nobody() -> None:
@@ -127,10 +137,10 @@ def test_a_deleted_holder_answers_nobody() -> None:
     past = Past()
     past.delete("h1")
     assert (past.status("h1"), past.status("h2")) == ("killed", "cold")
-    for asked in (Ask("h1", "q9", "hi"), Steer("h1", "s9", "hi"), Resume("h1")):
+    for asked in (StartQuery("h1", "q9", "hi"), QueueSteering("h1", "s9", "hi"), Resume("h1")):
         with pytest.raises(ArchiveDeletedError, match="h1 held was deleted on 2026-11-21"):
             past.handle(asked)
-    assert past.refold().nodes.by_id == past.tree.nodes.by_id
+    assert past.refold().agents.by_id == past.tree.agents.by_id
 
 
 def test_who_waits_for_a_deleted_holder_is_told() -> None:
@@ -145,21 +155,21 @@ def test_who_waits_for_a_deleted_holder_is_told() -> None:
     assert past.told(Signal) == [Signal("h1", 1, "kill")]
     past.gone("h1")
     assert past.status("h1") == "killed"
-    assert past.tree.nodes["h1"].deleted == WHEN
-    assert past.refold().nodes.by_id == past.tree.nodes.by_id
+    assert past.tree.agents["h1"].deleted == WHEN
+    assert past.refold().agents.by_id == past.tree.agents.by_id
 
 
 def test_what_is_known_to_be_deleted_is_not_told_twice() -> None:
     """Of holders that were asked and of others."""
     past = Past()
-    past.handle(Archived(past.agent, (("h3", "third"),)))
+    past.handle(RecordArchives(past.agent, (("h3", "third"),)))
     past.delete("h1", "h3")
     before = len(past.journal)
     past.delete("h1", "h3")
     assert len(past.journal) == before
     past.delete("h1", "h2", "h3", turns=("q1", "q5"))
     [entry] = past.journal[before:]
-    assert isinstance(entry, Pruned)
+    assert isinstance(entry, ContentDeleted)
     assert (entry.holders, entry.turns) == ({"h2": WHEN}, {"q5": WHEN})
 
 
@@ -167,7 +177,7 @@ def test_the_answer_that_can_still_be_collected_is_deleted_too() -> None:
     """If it is that of a deleted turn."""
     past = Past()
     past.delete("h1")
-    last = past.tree.nodes[past.agent].last
+    last = past.tree.agents[past.agent].last
     assert last is not None
     assert last.reply is not None
     assert (last.reply.text, last.reply.files_changed) == ("[deleted on 2026-11-21]", ())
@@ -181,12 +191,12 @@ def test_only_who_idles_is_sent_to_rest(status: str, rests: bool) -> None:
     if status == "busy":
         forest.ask(id)
     if status == "cold":
-        forest.handle(Rest(id))
+        forest.handle(StopIfIdle(id))
         forest.gone(id, 0)
     assert forest.status(id) == status
-    forest.handle(Rest(id))
+    forest.handle(StopIfIdle(id))
     assert forest.told(Signal) == ([Signal(id, 1, "stop")] if rests else [])
-    forest.handle(Rest(id))
+    forest.handle(StopIfIdle(id))
     assert forest.told(Signal) == []
 
 
@@ -200,13 +210,13 @@ def journal(path: Path, *entries: Entry) -> Journal:
 
 
 def silenced(entries: Any) -> list[Entry]:
-    return [msgspec.structs.replace(entry, pid=0) if isinstance(entry, Opened) else entry for entry in entries]
+    return [msgspec.structs.replace(entry, pid=0) if isinstance(entry, RunStarted) else entry for entry in entries]
 
 
 def test_a_journal_is_written_anew(tmp_path: Path) -> None:
     """What is damaged or of a later version stays, and what follows is written to the new file."""
     path = tmp_path / "journal.jsonl"
-    book = journal(path, *(Opened(at=1.0, pid=number) for number in (4711, 4712, 4713)))
+    book = journal(path, *(RunStarted(at=1.0, pid=number) for number in (4711, 4712, 4713)))
     book.log.append(b'{"type":"of_a_later_version","secret":4711}')
     book.sync()
     path.write_bytes(path.read_bytes().replace(b'"pid":4712', b'"pid":9999'))
@@ -216,11 +226,11 @@ def test_a_journal_is_written_anew(tmp_path: Path) -> None:
     assert path.read_bytes().count(b'"pid":0') == 2
     assert path.read_bytes().count(b'"pid":9999') == 1
     assert b"of_a_later_version" in path.read_bytes()
-    book.append([Opened(at=2.0, pid=5)])
+    book.append([RunStarted(at=2.0, pid=5)])
     assert dirty == [1]
     book.close()
     again = Journal.open(path)
-    assert [entry.pid for entry in again.entries if isinstance(entry, Opened)] == [0, 0, 5]
+    assert [entry.pid for entry in again.entries if isinstance(entry, RunStarted)] == [0, 0, 5]
     assert len(again.notes) == 2
     again.close()
 
@@ -228,7 +238,7 @@ def test_a_journal_is_written_anew(tmp_path: Path) -> None:
 def test_a_journal_that_need_not_change_is_left_alone(tmp_path: Path) -> None:
     """It is the same file afterwards."""
     path = tmp_path / "journal.jsonl"
-    book = journal(path, Opened(at=1.0, pid=1))
+    book = journal(path, RunStarted(at=1.0, pid=1))
     before = path.stat().st_ino
     book.rewrite(list)
     assert path.stat().st_ino == before
@@ -238,7 +248,7 @@ def test_a_journal_that_need_not_change_is_left_alone(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so, and goes on."""
     path = tmp_path / "journal.jsonl"
-    book = journal(path, Opened(at=1.0, pid=4711))
+    book = journal(path, RunStarted(at=1.0, pid=4711))
     before = path.read_bytes()
 
     def full(*_: Any) -> Any:
@@ -249,15 +259,15 @@ def test_a_full_disk_leaves_the_journal(tmp_path: Path, monkeypatch: pytest.Monk
         book.rewrite(silenced)
     monkeypatch.undo()
     assert path.read_bytes() == before
-    book.append([Opened(at=2.0, pid=2)])
+    book.append([RunStarted(at=2.0, pid=2)])
     book.close()
 
 
 def test_a_journal_that_cannot_be_synced_is_not_written_anew(tmp_path: Path) -> None:
     """What it holds is uncertain."""
-    book = journal(tmp_path / "journal.jsonl", Opened(at=1.0, pid=1))
+    book = journal(tmp_path / "journal.jsonl", RunStarted(at=1.0, pid=1))
     room = fill(book.log)
-    book.record([Opened(at=2.0, pid=2)])
+    book.record([RunStarted(at=2.0, pid=2)])
     room()
     book.rewrite(silenced)
     book.append([])
@@ -271,7 +281,7 @@ def test_a_journal_that_cannot_be_synced_is_not_written_anew(tmp_path: Path) -> 
 @virtual
 async def test_who_is_held_waits(tmp_path: Path) -> None:  # noqa: ARG001
     """An agent and its holders; nobody else."""
-    holds, forest = Holds(), Forest()
+    holds, forest = SessionHolds(), Forest()
     agent = forest.spec(id="a")
     others = [forest.spec(id="b"), forest.spec(id="c", parent_id="a")]
     held = [agent, forest.spec(id="h", parent_id="a", kind="holder")]
@@ -301,7 +311,7 @@ def test_no_age(text: Any) -> None:
 def test_the_log_is_the_journals_own(tmp_path: Path) -> None:
     """An unfinished rewriting of it goes when it is opened."""
     path = tmp_path / "journal.jsonl"
-    journal(path, Opened(at=1.0, pid=1)).close()
+    journal(path, RunStarted(at=1.0, pid=1)).close()
     path.with_name("journal.jsonl.new").write_bytes(b"half")
     log, _ = AppendLog.open(path)
     log.close()

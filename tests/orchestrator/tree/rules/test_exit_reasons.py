@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 
 from orch import Budget, Limits, ScriptedBackend
-from orch.processes.oom_detector import Ooms
-from orch.tree.agents.state import Node
-from orch.tree.journal.entries import Answered
-from orch.tree.journal.events import Cancel, Finish, Gone, Kill, LaunchFailed, Notify, Recover, TurnOverdue
+from orch.processes.oom_detector import OomDetector
+from orch.tree.agents.state import AgentRecord
+from orch.tree.journal.entries import QueryFinished
+from orch.tree.journal.events import (
+    CancelTurn,
+    FinishQuery,
+    Kill,
+    LaunchFailed,
+    Notify,
+    ProcessExited,
+    Recover,
+    TurnTimeout,
+)
 from orch_protocol.core.errors import (
     AgentDiedError,
     AgentGoneError,
@@ -82,9 +91,9 @@ class Ending:
         for event in events:
             self.forest.handle(event)
             told += [each.error for each in self.forest.told(Notify) if each.topic == "query:q"]
-        node: Node = self.forest.refold().nodes[self.id]
+        node: AgentRecord = self.forest.refold().agents[self.id]
         assert node.last is not None
-        assert len([entry for entry in self.forest.journal if isinstance(entry, Answered)]) == 1
+        assert len([entry for entry in self.forest.journal if isinstance(entry, QueryFinished)]) == 1
         assert len(told) <= 1  # after a root's death nobody waits
         error = told[0] if told else node.last.error
         return node.last.outcome, outcome_of(error) if error else "done"
@@ -93,19 +102,19 @@ class Ending:
 @pytest.mark.parametrize(
     ("events", "outcome"),
     [
-        ([Gone("a001", 1, -9)], "lost"),
-        ([Gone("a001", 1, 0)], "lost"),
-        ([Gone("a001", 1, None)], "lost"),
-        ([Gone("a001", 1, -9, oom=OOM)], "oom"),
-        ([Gone("a001", 1, 1, detail="the end of its log:\nTraceback\nMemoryError: no")], "oom"),
-        ([Gone("a001", 1, 0, detail="it spoke of a\nMemoryError")], "lost"),
-        ([TurnOverdue("a001", 1, "q"), Gone("a001", 1, -9, late=True)], "timeout"),
-        ([Kill(("a001",), "the user"), Gone("a001", 1, -9)], "killed"),
-        ([Cancel("a001", hard=True), Gone("a001", 1, -9)], "killed"),
+        ([ProcessExited("a001", 1, -9)], "lost"),
+        ([ProcessExited("a001", 1, 0)], "lost"),
+        ([ProcessExited("a001", 1, None)], "lost"),
+        ([ProcessExited("a001", 1, -9, oom=OOM)], "oom"),
+        ([ProcessExited("a001", 1, 1, detail="the end of its log:\nTraceback\nMemoryError: no")], "oom"),
+        ([ProcessExited("a001", 1, 0, detail="it spoke of a\nMemoryError")], "lost"),
+        ([TurnTimeout("a001", 1, "q"), ProcessExited("a001", 1, -9, late=True)], "timeout"),
+        ([Kill(("a001",), "the user"), ProcessExited("a001", 1, -9)], "killed"),
+        ([CancelTurn("a001", hard=True), ProcessExited("a001", 1, -9)], "killed"),
         ([Recover(1)], "lost"),
-        ([Finish("a001", "q", error=ErrorInfo("BackendError", "no"))], "failed"),
-        ([Finish("a001", "q", error=ErrorInfo("BudgetExceededError", "no"))], "budget"),
-        ([Finish("a001", "q", Reply("a001", "q", "yes"))], "done"),
+        ([FinishQuery("a001", "q", error=ErrorInfo("BackendError", "no"))], "failed"),
+        ([FinishQuery("a001", "q", error=ErrorInfo("BudgetExceededError", "no"))], "budget"),
+        ([FinishQuery("a001", "q", Reply("a001", "q", "yes"))], "done"),
     ],
 )
 def test_each_end_has_its_word(events: list[Any], outcome: str) -> None:
@@ -117,10 +126,10 @@ def test_each_end_has_its_word(events: list[Any], outcome: str) -> None:
 def test_the_first_end_is_the_one(first: int) -> None:
     """Whatever else is heard of the query later changes nothing, in any order."""
     ends: list[Any] = [
-        Finish("a001", "q", Reply("a001", "q", "yes")),
+        FinishQuery("a001", "q", Reply("a001", "q", "yes")),
         Kill(("a001",), "the user"),
-        Gone("a001", 1, -9),
-        Cancel("a001", hard=True),
+        ProcessExited("a001", 1, -9),
+        CancelTurn("a001", hard=True),
     ]
     outcomes = ["done", "killed", "lost", "killed"]
     assert Ending().end(*ends[first:], *ends[:first])[0] == outcomes[first]
@@ -130,7 +139,7 @@ def test_a_start_without_memory_says_so() -> None:
     """To the spawner as well."""
     forest = Forest(restarts=0)
     id = forest.spawn(up=False)
-    forest.handle(Gone(id, 1, -9, oom=OOM))
+    forest.handle(ProcessExited(id, 1, -9, oom=OOM))
     assert [(each.error.outcome, OOM in each.error.message) for each in forest.told(Notify) if each.error] == [
         ("oom", True)
     ]
@@ -146,7 +155,7 @@ class TestMemory:
         """As many as were counted; what was counted before anybody looked is nobody's."""
         counter = tmp_path / "memory.events"
         counter.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
-        ooms = Ooms(counter)
+        ooms = OomDetector(counter)
         assert ooms.claim() == ""
         counter.write_text("oom_kill 4\n")
         assert str(counter) in ooms.claim()
@@ -158,7 +167,7 @@ class TestMemory:
 
     def test_where_nothing_counts_nothing_is_claimed(self, tmp_path: Path) -> None:
         """A guess would be worse than none."""
-        ooms = Ooms(tmp_path / "none")
+        ooms = OomDetector(tmp_path / "none")
         ooms.look()
         assert ooms.claim() == ""
 

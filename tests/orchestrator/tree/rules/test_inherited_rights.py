@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from orch import AsyncSubagent, Question
 from orch.services import call
-from orch.tree.journal.events import Kill, Narrow, Resume, Send
+from orch.tree.journal.events import Kill, Resume, RevokeTools, Send
 from orch.tree.rules.inherited_rights import own_rights
 from orch_protocol.core.errors import AgentError, ConfigError, SpawnError, ToolNotGrantedError
 from orch_protocol.services.requests import NarrowAgent, Spawn
@@ -122,13 +122,13 @@ def test_whatever_happens_nobody_has_more_than_its_parent_or_than_before(
     forest = Forest(allow_nested=True, max_concurrent=100, depth_cap=100)
     ids = [forest.spawn(tools=("a", "b", "c", "d"))]
     for act, number, names in acts:
-        nodes = forest.tree.nodes
+        nodes = forest.tree.agents
         id = ids[number % len(ids)]
         before = {each: set(nodes[each].spec.active) for each in ids}
         if act == "spawn" and nodes[id].status != "killed":
             ids.append(forest.spawn(id, tools=tuple(sorted(names & set(nodes[id].spec.active)))))
         elif act == "narrow":
-            forest.handle(Narrow(id, tuple(names)))
+            forest.handle(RevokeTools(id, tuple(names)))
             assert set(nodes[id].spec.active) == before[id] & names
         elif act == "kill":
             forest.handle(Kill((id,), "the user"))
@@ -141,7 +141,7 @@ def test_whatever_happens_nobody_has_more_than_its_parent_or_than_before(
             assert set(spec.active) <= before.get(each, set(spec.active))
             if spec.parent_id is not None:
                 assert set(spec.active) <= set(nodes[spec.parent_id].spec.active)
-    assert forest.refold().nodes.by_id == forest.tree.nodes.by_id
+    assert forest.refold().agents.by_id == forest.tree.agents.by_id
 
 
 async def test_narrowing_never_widens(tmp_path: Path) -> None:
@@ -222,14 +222,14 @@ async def test_a_child_works_below_its_parents_folder(tmp_path: Path) -> None:
             with pytest.raises(SpawnError, match="is not below that of agent"):
                 await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("x",), cwd=cwd))
         child = await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("x",), cwd="deep"))
-        assert world.supervisor.tree.nodes[child.id].spec.cwd == str(tmp_path / "in" / "deep")
+        assert world.supervisor.tree.agents[child.id].spec.cwd == str(tmp_path / "in" / "deep")
 
 
 def test_an_agent_that_is_coming_up_is_told_as_soon_as_it_is() -> None:
     """Its process may have been described before: the word comes behind the description, before any query."""
     forest = Forest()
     id = forest.spawn(up=False, tools=("a", "b"))
-    forest.handle(Narrow(id, ("a",)))
+    forest.handle(RevokeTools(id, ("a",)))
     assert forest.told(Send) == []
     forest.up(id)
     (word,) = forest.told(Send)

@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 
 from orch.testing import FakeLauncher
-from orch.tree.journal.events import Gone, Kill, Launch, LaunchFailed, Notify, Recover, Relaunch, Resume, Send, Timer
-from orch.tree.rules.restart_backoff import LONGEST, SPREAD, STARTS, WINDOW, check_starts, pause
+from orch.tree.journal.events import (
+    Kill,
+    Launch,
+    LaunchFailed,
+    Notify,
+    ProcessExited,
+    Recover,
+    RestartWorker,
+    Resume,
+    Send,
+    Timer,
+)
+from orch.tree.rules.restart_backoff import JITTER, MAX_DELAY, MAX_FAILED_STARTS, WINDOW, check_starts, restart_delay
 from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import AgentDiedError, AgentGoneError, LaunchError
 from orchestrator.root_double import opened
@@ -22,13 +33,13 @@ def test_pauses_grow_and_end() -> None:
     """Twice as long each time, to a bound; what is longer ago than a minute does not count."""
     crashes: list[float] = []
     pauses = []
-    while (seconds := pause(crashes, 100.0 + len(crashes), 8)) is not None:
+    while (seconds := restart_delay(crashes, 100.0 + len(crashes), 8)) is not None:
         crashes.append(100.0 + len(crashes))
         pauses.append(seconds)
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, LONGEST, LONGEST]
-    assert pause(crashes, 100.0 + WINDOW, 8) == LONGEST
-    assert pause(crashes, 107.0 + WINDOW, 8) == 0.1
-    assert pause([], 0.0, 0) is None
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, MAX_DELAY, MAX_DELAY]
+    assert restart_delay(crashes, 100.0 + WINDOW, 8) == MAX_DELAY
+    assert restart_delay(crashes, 107.0 + WINDOW, 8) == 0.1
+    assert restart_delay([], 0.0, 0) is None
 
 
 class TestAgent:
@@ -39,15 +50,15 @@ class TestAgent:
         forest = Forest(max_concurrent=1)
         id = forest.spawn(up=False)
         forest.handle(LaunchFailed(id, 1, "the zygote ended"))
-        assert forest.told(Timer) == [Timer(0.1, Relaunch(id, 1), spread=SPREAD)]
+        assert forest.told(Timer) == [Timer(0.1, RestartWorker(id, 1), spread=JITTER)]
         assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{id}:1"]
         forest.ask(id)
-        assert list(forest.tree.nodes.alive) == [id]
+        assert list(forest.tree.agents.alive) == [id]
         forest.back(id)
         assert forest.told(Launch) == [Launch(id, 2)]
         forest.up(id)
         assert (forest.told(Notify)[0].topic, forest.told(Send)) == (f"up:{id}", [Send(id, "q")])
-        assert forest.refold().nodes.by_id == forest.tree.nodes.by_id
+        assert forest.refold().agents.by_id == forest.tree.agents.by_id
 
     @pytest.mark.parametrize("how", [{"code": 71}, {"code": -9, "late": True}, {"code": -9, "oom": "out of memory"}])
     def test_what_would_end_the_same_is_not_tried_again(self, how: dict[str, int]) -> None:
@@ -104,7 +115,7 @@ class TestAgent:
         """Its spawner hears of it."""
         forest = Forest()
         id = forest.spawn(up=False)
-        forest.handle(Gone(id, 1, -9))
+        forest.handle(ProcessExited(id, 1, -9))
         forest.handle(Kill((id,), "the user"))
         assert [notify.topic for notify in forest.told(Notify)] == [f"up:{id}"]
         forest.back(id)
@@ -119,15 +130,15 @@ class TestAgent:
         forest.gone(id, begun=False)
         forest.back(id, refused="no process is left")
         assert "no process is left" in forest.told(Notify)[0].error.message
-        assert (forest.status(id), forest.tree.nodes[id].pending) == ("failed", None)
+        assert (forest.status(id), forest.tree.agents[id].pending) == ("failed", None)
 
     def test_a_root_that_takes_over_starts_nobody(self) -> None:
         """Who was about to come back does so when it is asked."""
         forest = Forest()
         id = forest.spawn(up=False)
-        forest.handle(Gone(id, 1, -9))
+        forest.handle(ProcessExited(id, 1, -9))
         forest.handle(Recover(1))
-        assert (forest.status(id), list(forest.tree.nodes.alive)) == ("cold", [])
+        assert (forest.status(id), list(forest.tree.agents.alive)) == ("cold", [])
         forest.back(id)
         assert forest.told(Launch) == []
 
@@ -138,14 +149,14 @@ class TestTree:
     def test_when_many_starts_fail_nothing_is_started_for_a_while(self) -> None:
         """Whoever wants a process is told why and for how long; one that comes up ends it, and so does time."""
         forest = Forest(restarts=0, max_concurrent=99)
-        ids = [forest.spawn(up=False) for _ in range(STARTS + 1)]
+        ids = [forest.spawn(up=False) for _ in range(MAX_FAILED_STARTS + 1)]
         for id in ids[:-1]:
-            forest.handle(Gone(id, 1, -9))
-        with pytest.raises(LaunchError, match=rf"{STARTS} processes in a row .* for 60 s.*orch doctor"):
+            forest.handle(ProcessExited(id, 1, -9))
+        with pytest.raises(LaunchError, match=rf"{MAX_FAILED_STARTS} processes in a row .* for 60 s.*orch doctor"):
             forest.spawn(up=False)
         forest.up(ids[-1])
         forest.spawn(up=False)
-        failed = [float(number) for number in range(STARTS)]
+        failed = [float(number) for number in range(MAX_FAILED_STARTS)]
         with pytest.raises(LaunchError, match="for 10 s"):
             check_starts(failed, 50.0)
         check_starts(failed, WINDOW)
