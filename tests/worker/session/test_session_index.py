@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orch_protocol.core.errors import AmbiguousRefError, EntryNotFoundError, ForeignFileError
 from orch_protocol.core.messages import Message, Reply, ToolResult, ToolUse, assistant, user
-from orch_protocol.session.entries import Checkout, Entry, MessageEntry, ModelChange, ThinkingLevelChange
+from orch_protocol.session.entries import Checkout, Entry, Label, MessageEntry, ModelChange, ThinkingLevelChange
 from orch_protocol.session.tree import Edit, Inform, Relabel, Rename
 from orch_worker.session.session import Session
 from orch_worker.session.session_index import Outline, question, read_outline
@@ -238,3 +238,45 @@ class TestFiles:
         folder = tmp_path / "agent"
         assert [question(folder, id) for id in (first, answer, results, "nobody")] == ["How many?", None, None, None]
         transcript.close()
+
+
+class TestTurnNumbers:
+    """Turns of the current conversation, by number."""
+
+    def test_turn_begins_with_its_prompt_and_ends_with_its_last_entry(self) -> None:
+        """Steering messages and tool results belong to the turn; the project's description to none."""
+        rows = [
+            ("aaaa0001", user("<project> a pump"), ""),
+            ("aaaa0002", user("first"), "q1"),
+            ("aaaa0003", user("and quickly"), "q1"),
+            ("aaaa0004", assistant("done"), "q1"),
+            ("aaaa0005", user("second"), "q2"),
+        ]
+        entries: list[MessageEntry] = []
+        for id, message, turn in rows:
+            parent = entries[-1].id if entries else None
+            entries.append(MessageEntry(id=id, parent_id=parent, timestamp="", message=message, turn=turn))
+        outline = Outline(lines(*entries))
+        assert outline.turns() == [("aaaa0002", "aaaa0004"), ("aaaa0005", "aaaa0005")]
+        assert outline.find("1") == outline.find("turn:-2") == "aaaa0004"
+        assert outline.find("1", prompt=True) == "aaaa0002"
+
+    def test_messages_without_a_turn_id_begin_a_turn_each(self) -> None:
+        """So it is in conversations of other programs."""
+        entries = [said("aaaa0001", None), said("aaaa0002", "aaaa0001", role="assistant"), said("aaaa0003", "aaaa0002")]
+        assert Outline(lines(*entries)).turns() == [("aaaa0001", "aaaa0002"), ("aaaa0003", "aaaa0003")]
+
+    def test_turns_of_other_branches_have_no_number(self) -> None:
+        """Numbers count the path to the last entry."""
+        entries = [said("aaaa0001", None), said("aaaa0002", "aaaa0001"), went("aaaa0003", "aaaa0001")]
+        outline = Outline(lines(*entries, said("aaaa0004", "aaaa0003")))
+        assert [first for first, _ in outline.turns()] == ["aaaa0001", "aaaa0004"]
+        with pytest.raises(EntryNotFoundError, match="no turn 3: the conversation has 2 turns"):
+            outline.find("3")
+
+    def test_labels_and_ids_come_before_turn_numbers(self) -> None:
+        """A label "1" is found; longer runs of digits are prefixes of ids."""
+        label = Label(id="bbbb0001", parent_id="12345678", timestamp="", target_id="12345678", label="1")
+        outline = Outline(lines(said("12345678", None), said("aaaa0002", "12345678"), label))
+        assert outline.find("1") == outline.find("1234") == "12345678"
+        assert outline.find("turn:1") == "12345678"

@@ -29,6 +29,8 @@ BEGINNING: Final = "root"
 """What a person calls the place before the first entry."""
 HEAD: Final = 80
 LEAST_PREFIX: Final = 2
+PREAMBLE: Final = ("<project> ", '<context name="')
+"""How the messages begin that describe the project to an agent before its first prompt; see `framing`."""
 TURN_NUMBER: Final = re.compile(r"turn:(-?\d{1,9})|(-?\d{1,3})")
 """`turn:12`, or up to three digits. A longer run of digits may be the prefix of an entry id."""
 ASIDE: Final = frozenset({"checkout", "label", "session_info", "model_change", "thinking_level_change", "custom"})
@@ -161,11 +163,14 @@ class Outline:
     def turns(self) -> list[tuple[str, str]]:
         """Return the first and the last entry id of each turn of the current conversation, in order.
 
-        A turn begins with its prompt. Steering messages belong to the turn that received them.
+        A turn begins with its prompt. Steering messages belong to the turn that received them; the description of the
+        project before the first prompt belongs to no turn.
         """
         found: list[tuple[str, str]] = []
         turn = ""
         for row in (self._rows[place] for place in [*self.lineage.back(len(self._rows) - 1)][::-1]):
+            if row.type == "message" and row.role == "user" and not row.turn and row.head.startswith(PREAMBLE):
+                continue
             if row.type == "message" and row.role == "user" and (not found or not row.turn or row.turn != turn):
                 found.append((row.id, row.id))
                 turn = row.turn
