@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from source_tree import ROOT
 
 CHECKED = """

@@ -166,7 +166,7 @@ async def test_another_event_loop_closes_nothing_either(tmp_path: Path) -> None:
         agent = await world.scripted("fine")
         with ThreadPoolExecutor(1) as elsewhere:
             for attempt in (agent.query("go"), world.close()):
-                with pytest.raises(ConfigError, match="is another event loop's: use and close it there"):
+                with pytest.raises(ConfigError, match="was started in another event loop: use and close it there"):
                     elsewhere.submit(asyncio.run, attempt).result()
         assert (await agent.query("go")).text == "fine"
 
