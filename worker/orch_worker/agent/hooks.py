@@ -103,6 +103,10 @@ class AgentHooks:
             self.calls.failed(by, "before_turn", f"named a model that cannot answer: {error}")
             await self._answering.turn()
 
+    def handles(self, stage: str) -> bool:
+        """Return whether any hook is registered for `stage`."""
+        return stage in self.calls.on
+
     async def prompt(
         self, parts: tuple[PromptPart, ...], *, recorded: bool
     ) -> tuple[tuple[PromptPart, ...], tuple[str, ...]]:

@@ -9,8 +9,7 @@ from msgspec import Meta
 from orch_protocol.core.errors import OrchError
 from orch_protocol.core.taint import joined
 
-from ..tools.api.base import ToolContext, ToolError, ToolOutput, tool
-from .memory_session import Recollection
+from ..tools.api.base import MemoryNotes, ToolContext, ToolError, ToolOutput, tool
 from .notes import NOTHING, listed
 
 __all__ = ["recall", "remember"]
@@ -51,6 +50,6 @@ async def recall(context: ToolContext, query: str) -> ToolOutput:
     return ToolOutput(listed(notes) if notes else NOTHING, marks=marks)
 
 
-def _memory(context: ToolContext) -> Recollection:
+def _memory(context: ToolContext) -> MemoryNotes:
     assert context.memory is not None  # else the tools are not available
     return context.memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
@@ -25,13 +25,24 @@ from .project_scan import Surroundings
 from .working_folder import today, workspace_text
 
 if TYPE_CHECKING:
-    from ..agent.hooks import AgentHooks
     from ..context.archiving import Archiving
 
-__all__ = ["Prompt"]
+__all__ = ["Prompt", "PromptHooks"]
 
 SPACE: Final = "\n\n"
 LOOK_SECONDS: Final = 1.0
+
+
+class PromptHooks(Protocol):
+    """Hooks that change an agent's prompt; see `orch_worker.agent.hooks.AgentHooks`."""
+
+    def handles(self, stage: str) -> bool: ...
+
+    async def prompt(
+        self, parts: tuple[PromptPart, ...], *, recorded: bool
+    ) -> tuple[tuple[PromptPart, ...], tuple[str, ...]]: ...
+
+    async def system_prompt(self, text: str) -> str: ...
 
 
 class Overlay(Struct, frozen=True):
@@ -101,7 +112,7 @@ class Prompt:
         self._context = text_of(told) if told is not None else ""
         self._backend.prefix = Prefix(self._system, self._context)
 
-    async def begin(self, hooks: AgentHooks | None, live: Callable[[], Awaitable[str]] | None, *, fresh: bool) -> None:
+    async def begin(self, hooks: PromptHooks | None, live: Callable[[], Awaitable[str]] | None, *, fresh: bool) -> None:
         """A turn begins: let hooks change the parts, and tell a `fresh` agent, once, what it is told before its task.
 
         `live` returns what there is to be said of its subagents. Raises StoreError.
@@ -112,7 +123,7 @@ class Prompt:
         context = () if recorded else await self._surroundings.look()
         stable = self._built
         self._overlay = NONE
-        if hooks is not None and "before_system_prompt" in hooks.calls.on:
+        if hooks is not None and hooks.handles("before_system_prompt"):
             shown = self._recorded() if recorded else context
             volatile = self._volatile(await live() if live is not None else "")
             parts, dropped = await hooks.prompt((*stable, *shown, *volatile), recorded=recorded)

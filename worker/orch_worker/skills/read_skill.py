@@ -8,6 +8,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import plain_line
 
 from ..tools.api.base import ToolContext, ToolError, tool
+from .catalog import Shelf
 from .prompt_listing import line_of
 
 __all__ = ["read_skill"]
@@ -25,7 +26,7 @@ async def read_skill(context: ToolContext, name: str = "", file: str = "") -> st
         file: A file of it, such as references/forms.md, instead of the instructions.
     """
     shelf = context.skills
-    if shelf is None:
+    if not isinstance(shelf, Shelf):
         raise ToolError("There are no skills here.")
     if not name:
         return "\n".join(map(line_of, shelf.skills.values()))

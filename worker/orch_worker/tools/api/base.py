@@ -21,6 +21,8 @@ from orch_protocol.core.messages import Usage
 from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.sandbox import SandboxSpec
 from orch_protocol.core.taint import BITS, Bit, Mark
+from orch_protocol.core.workspace import Artifact
+from orch_protocol.resources.memory import Note, NoteSource
 from orch_protocol.services.requests import RunTool
 
 from ...policy.taint import Marks
@@ -29,12 +31,21 @@ from ...system.threads import ASIDE
 from .tool_state import Belongings
 
 if TYPE_CHECKING:
-    from ...memory.memory_session import Recollection
     from ...policy.file_filter import Sieve
-    from ...skills.catalog import Shelf
-    from ...workspace.workspace import Workbench
 
-__all__ = ["CallRoot", "Keys", "Tool", "ToolContext", "ToolError", "ToolOutput", "root_tool", "tool"]
+__all__ = [
+    "CallRoot",
+    "Keys",
+    "MemoryNotes",
+    "PinnableArtifacts",
+    "SkillsInUse",
+    "Tool",
+    "ToolContext",
+    "ToolError",
+    "ToolOutput",
+    "root_tool",
+    "tool",
+]
 
 T = TypeVar("T")
 
@@ -54,6 +65,30 @@ class CallRoot(Protocol):
     """
 
     def __call__(self, service: str, params: Struct, seconds: float | None = None) -> Awaitable[Any]: ...
+
+
+class MemoryNotes(Protocol):
+    """The notes that an agent keeps between conversations; see `orch_worker.memory`."""
+
+    async def remember(self, text: str, source: NoteSource = "agent") -> Note: ...
+
+    async def recall(self, query: str, tokens: int) -> list[Note]: ...
+
+
+class SkillsInUse(Protocol):
+    """The skills of an agent, and those that this turn has read; see `orch_worker.skills.catalog`."""
+
+    def turn_began(self) -> None: ...
+
+    def outside(self, tool: str) -> str: ...
+
+    async def changed(self) -> tuple[str, ...]: ...
+
+
+class PinnableArtifacts(Protocol):
+    """The artifacts of an agent's workspace, as far as tools change them; see `orch_worker.workspace`."""
+
+    def pin(self, name: str, *, pinned: bool = True) -> Artifact: ...
 
 
 async def _no_root(service: str, params: Struct, seconds: float | None = None) -> Any:  # noqa: ARG001
@@ -96,9 +131,9 @@ class ToolContext(Struct, frozen=True):
     sandbox: SandboxSpec = SandboxSpec()
     policy: PolicyConfig = PolicyConfig()
     approved: bool = False
-    memory: Recollection | None = None
-    skills: Shelf | None = None
-    workbench: Workbench | None = None
+    memory: MemoryNotes | None = None
+    skills: SkillsInUse | None = None
+    workbench: PinnableArtifacts | None = None
     orch_folders: tuple[str, ...] = ()
     in_process: bool = False
     belongings: Belongings = field(default_factory=Belongings)
