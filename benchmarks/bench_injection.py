@@ -17,7 +17,7 @@ from orch.replay.readers import read_recordings
 from orch_protocol.core.messages import ToolResult
 from orch_protocol.hooks.options import InjectionGuard
 from orch_worker.hooks.builtin.injection_guard import found_in
-from orch_worker.tools.dispatch.toolbox import text_in
+from orch_worker.tools.dispatch.result_limits import text_in
 
 FALSE = "injection_guard: results of recorded work that it wraps (share)"
 WITHHELD = "injection_guard: results of recorded work that it withholds"

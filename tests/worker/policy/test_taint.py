@@ -24,7 +24,8 @@ from orch_worker.tools.api.base import CallRoot, Tool, ToolContext, ToolOutput, 
 from orch_worker.tools.dispatch.guard import Guard
 from orch_worker.tools.dispatch.local_only import Locality
 from orch_worker.tools.dispatch.presets import load
-from orch_worker.tools.dispatch.toolbox import Outcome, Toolbox, text_in
+from orch_worker.tools.dispatch.result_limits import text_in
+from orch_worker.tools.dispatch.toolbox import Outcome, Toolbox
 
 GROUNDS = Grounds(
     PolicySpec(),

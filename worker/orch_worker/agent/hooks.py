@@ -29,7 +29,8 @@ from ..hooks.dispatch import Followed
 from ..hooks.runner import HookCalls
 from ..hooks.session_events import PastHooks, detached
 from ..tools.api.base import ToolError
-from ..tools.dispatch.toolbox import MAX_CAPTURED, Executor, Outcome, text_in, with_text
+from ..tools.dispatch.result_limits import MAX_CAPTURED, text_in, with_text
+from ..tools.dispatch.toolbox import Executor, Outcome
 from .model_selection import Answering
 from .turn import Aborted, Shorter
 

@@ -19,7 +19,8 @@ from ..extensions.slash_commands import Caller, Commands
 from ..session.transcript import Transcript
 from ..tools.api.base import ToolContext
 from ..tools.dispatch.presets import load
-from ..tools.dispatch.toolbox import Outcome, Toolbox, text_in
+from ..tools.dispatch.result_limits import text_in
+from ..tools.dispatch.toolbox import Outcome, Toolbox
 
 if TYPE_CHECKING:
     from ..extensions.loader import Loaded

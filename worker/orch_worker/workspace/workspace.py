@@ -18,7 +18,8 @@ from orch_protocol.core.workspace import Artifact, Keep, Pin, Stale, Step, Touch
 
 from ..session.transcript import Transcript, timestamp
 from ..tools.api.base import ToolContext
-from ..tools.dispatch.toolbox import Outcome, text_in
+from ..tools.dispatch.result_limits import text_in
+from ..tools.dispatch.toolbox import Outcome
 from ..tools.python.namespace import Namespace
 from .capture import WRITES, artifact_of, first_path, handle_in, handle_of, paths_read
 from .describe_value import is_ours, outline

@@ -14,7 +14,8 @@ from orch_protocol.hooks.patches import ResultPatch
 from orch_worker.hooks.loader import declared
 from orch_worker.tools.api.base import ToolContext, ToolOutput, tool
 from orch_worker.tools.dispatch.presets import load
-from orch_worker.tools.dispatch.toolbox import Toolbox, refuse, text_in, with_text
+from orch_worker.tools.dispatch.result_limits import text_in, with_text
+from orch_worker.tools.dispatch.toolbox import Toolbox, refuse
 
 LONG = "".join(f"line {number}\n" for number in range(2_000))
 

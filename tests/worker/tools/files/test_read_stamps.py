@@ -9,7 +9,8 @@ import pytest
 
 from orch_protocol.core.messages import ToolUse
 from orch_worker.tools.api.base import Tool, ToolContext, tool
-from orch_worker.tools.dispatch.toolbox import Toolbox, text_in
+from orch_worker.tools.dispatch.result_limits import text_in
+from orch_worker.tools.dispatch.toolbox import Toolbox
 from orch_worker.tools.files.edit import replace_in_file, write_file
 from orch_worker.tools.files.read import read_file
 from orch_worker.tools.files.read_stamps import Sights

@@ -11,7 +11,8 @@ import pytest
 
 from orch_protocol.core.messages import Text, ToolUse
 from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
-from orch_worker.tools.dispatch.toolbox import MAX_SHOWN, Toolbox
+from orch_worker.tools.dispatch.result_limits import MAX_SHOWN
+from orch_worker.tools.dispatch.toolbox import Toolbox
 from orch_worker.tools.python.python import run_python
 from orch_worker.tools.values import store
 from orch_worker.tools.values.handles import read_handle

@@ -20,25 +20,22 @@ from orch_protocol.core.errors import BudgetExceededError, OrchError, StoreError
 from orch_protocol.core.messages import INVALID_INPUT, Text, ToolResult, ToolUse, Usage
 from orch_protocol.core.policy import Verdict
 from orch_protocol.core.taint import Mark, bits_in
-from orch_protocol.core.text import scrub
 
 from ...conversation.tokens import clip
 from ...policy.rules import operation_of
-from ...policy.taint import LABEL, labelled
+from ...policy.taint import labelled
 from ...session.interruption_notes import denied, withheld
 from ...system.secrets import masked, secrets_of
 from ...system.threads import is_interrupt, told
 from ..api.base import Tool, ToolContext, ToolError, ToolOutput
-from ..values.store import LEAST_SHOWN, Stash, level
+from ..values.store import Stash
 from .budget_client import FREE, Purse
 from .call_events import Account, Observe
 from .guard import Guard, Ruling
+from .result_limits import MAX_SHOWN, captured_text, chars_to_show, text_in, with_text
 
-__all__ = ["Executor", "Outcome", "Toolbox", "call_usage", "refuse", "text_in", "with_text"]
+__all__ = ["Executor", "Outcome", "Toolbox", "call_usage", "refuse"]
 
-MAX_CAPTURED: Final = 1 << 20
-MAX_SHOWN: Final = 30_000
-MAX_SHOWN_A_STEP: Final = 100_000
 READER: Final = "read_handle"
 NO_JSON: Final = (
     "Not run: the arguments of {name} are no JSON object, or were cut off. Make the call again, with valid JSON."
@@ -286,13 +283,9 @@ class Toolbox:
             outcome.most if outcome.most is not None and self._can_read(call) else MAX_SHOWN
             for call, outcome in zip(calls, outcomes, strict=True)
         ]
-        sizes = [min(len(text), bound) for text, bound in zip(texts, bounds, strict=True)]
-        most = level(sizes, MAX_SHOWN_A_STEP, MAX_SHOWN)
+        rooms = chars_to_show(texts, bounds, [outcome.marks for outcome in outcomes])
         said = []
-        for call, outcome, text, bound in zip(calls, outcomes, texts, bounds, strict=True):
-            room = min(most, bound)
-            if "untrusted" in bits_in(outcome.marks):
-                room = max(room - LABEL, LEAST_SHOWN)
+        for call, outcome, text, room in zip(calls, outcomes, texts, rooms, strict=True):
             cut = text if len(text) <= room else self._cut(text, room, call, outcome.marks)
             said.append(labelled(cut, outcome.marks))
         if self.took is not None:
@@ -404,8 +397,7 @@ def refuse(call: ToolUse, why: str, *, is_error: bool = True) -> Outcome:
 
 
 def _result(call: ToolUse, output: ToolOutput) -> ToolResult:
-    text = clip(scrub(output.text), MAX_CAPTURED, "it was too long to be kept") or "(no output)"
-    return ToolResult(call.id, (Text(text),), output.is_error)
+    return ToolResult(call.id, (Text(captured_text(output.text)),), output.is_error)
 
 
 def _real(cwd: Path, path: str) -> str:
@@ -413,17 +405,6 @@ def _real(cwd: Path, path: str) -> str:
         return os.path.realpath(cwd / path)
     except (OSError, ValueError):
         return path  # no path at all, as the tool will say
-
-
-def text_in(result: ToolResult) -> str:
-    """Return the text of `result`."""
-    return "".join(block.text for block in result.content if isinstance(block, Text))
-
-
-def with_text(result: ToolResult, text: str) -> ToolResult:
-    """Return `result` with `text` in place of its text."""
-    others = tuple(block for block in result.content if not isinstance(block, Text))
-    return replace(result, content=(Text(text), *others))
 
 
 async def _caught(running: Awaitable[ToolOutput]) -> ToolOutput:
