@@ -13,8 +13,8 @@ from orch_protocol.agent.spec import ToolSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Text, ToolUse
 from orch_worker.tools.api.base import Keys, Tool, ToolContext, root_tool, tool
-from orch_worker.tools.dispatch.result_limits import MAX_CAPTURED, MAX_SHOWN
-from orch_worker.tools.dispatch.toolbox import MAX_SHOWN_A_STEP, Outcome, Toolbox
+from orch_worker.tools.dispatch.result_limits import MAX_CAPTURED, MAX_SHOWN, MAX_SHOWN_A_STEP
+from orch_worker.tools.dispatch.toolbox import Outcome, Toolbox
 from orch_worker.tools.values.handles import read_handle
 from orch_worker.tools.values.store import LEAST_SHOWN, level
 
