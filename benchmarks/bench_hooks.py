@@ -15,6 +15,8 @@ from typing import Any
 import harness
 from harness import Args, Row
 
+from orch_protocol.services.service import AnyService
+
 TURNS = 2000
 OBSERVERS = 100
 HOOKED = ("hooks", "_hooks")
@@ -45,7 +47,7 @@ class Silence:
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
 
-    async def call_root(self, service: str, params: Any, seconds: float | None = None) -> None:
+    async def call_root(self, service: AnyService, params: Any, seconds: float | None = None) -> None:
         """Answer nothing."""
 
 

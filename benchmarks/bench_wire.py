@@ -17,6 +17,8 @@ from bench_memory import private_mib
 from bench_roundtrip import timed
 from harness import Args, Row
 
+from orch_protocol.services.service import AnyService
+
 MODELS = {"anthropic": "claude-sonnet-5-5", "openai": "gpt-4o"}
 KEYS = {"ANTHROPIC_API_KEY": "k", "OPENAI_API_KEY": "k"}
 SPAWNS_A_ROUND = 3
@@ -127,7 +129,8 @@ class Nobody:
     def report(self, phase: str, detail: str, step: int) -> None:
         """Hear nothing."""
 
-    async def call_root(self, service: str, *_: Any) -> Any:
+    async def call_root(self, called: AnyService, *_: Any) -> Any:
+        service = called.name
         """Serve nothing."""
         raise RuntimeError(f"an agent of this bench asked its root for {service}")
 

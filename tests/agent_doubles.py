@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.messages import Message, Reply, ToolResult, Usage, text_of, tool_uses
+from orch_protocol.services.service import AnyService
 from orch_worker.agent.turn import Brake, Emit, run_turn
 from orch_worker.backends.base import Backend
 from orch_worker.tools.api.base import Tool, ToolContext
@@ -23,7 +24,8 @@ class Root:
         self.asked: list[tuple[str, Struct]] = []
         self._answers = list(answers)
 
-    async def __call__(self, service: str, params: Struct, seconds: float | None = None) -> Any:  # noqa: ARG002
+    async def __call__(self, called: AnyService, params: Struct, seconds: float | None = None) -> Any:  # noqa: ARG002
+        service = called.name
         self.asked.append((service, params))
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):

@@ -24,7 +24,8 @@ from orch_protocol.agent.spec import AgentSpec, BackendSpec, Durability
 from orch_protocol.core.archives import Source, Upgrade
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.core.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services.requests import Archive, ArchivePlan, Hit
+from orch_protocol.services.archiving import Archive, ArchivePlan
+from orch_protocol.services.recall import Hit
 from orch_protocol.session.entries import MessageEntry, Telling
 from orch_protocol.session.tree import Edit, Inform
 from orch_worker.context.compaction_rules import safe_cuts

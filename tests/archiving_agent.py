@@ -11,7 +11,8 @@ from orch_protocol.agent.spec import ArchivalSpec
 from orch_protocol.core.archives import Collapse
 from orch_protocol.core.errors import BackendError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, user
-from orch_protocol.services.requests import Archive, Archived, ArchivePlan, SummaryOrder
+from orch_protocol.services.archiving import Archive, Archived, ArchivePlan, SummaryOrder
+from orch_protocol.services.service import AnyService
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.context.archiving import Archiving
 from orch_worker.conversation.stubs import stub_text
@@ -58,7 +59,8 @@ class Agent:
     def _heard(self, message: Message) -> None:
         self.backend.append_user(message.content)
 
-    async def _call(self, service: str, params: Any, _: float) -> Any:
+    async def _call(self, called: AnyService, params: Any, _: float) -> Any:
+        service = called.name
         if service == "archive":
             self.asked.append(params)
             await self.planned.wait()

@@ -10,7 +10,7 @@ import msgspec
 
 from orch_protocol.core.errors import ErrorInfo
 from orch_protocol.core.messages import Reply, Usage
-from orch_protocol.services.requests import SERVICES
+from orch_protocol.services.registry import SERVICES
 from orch_protocol.wire.frames import VERSION
 from orch_protocol.wire.worker_messages import BODIES, Finished, Hello, Ready, RootCall
 

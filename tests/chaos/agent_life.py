@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from orch_protocol.services.requests import QUERY, SPAWN, SUBMIT, WAIT
+
 CALLS: Final = ("open", "write", "pwrite", "fsync", "fdatasync", "replace", "rename", "unlink", "ftruncate", "mkdir")
 """What of `os` is done to a file."""
 NAME: Final = "lived"
@@ -165,7 +167,7 @@ class Client:
 
         async def spawn() -> Any:
             try:
-                return await self.root._call("spawn", asked)
+                return await self.root._call(SPAWN, asked)
             except OrchError:
                 return await self.root.resume("a")
 
@@ -183,11 +185,11 @@ class Client:
             token = self.teller.token()
             asked = QueryAgent(self.agent, f"say {token} again{' and again' * padding}", request_id=token)
             try:
-                reply = await self.root._call("query", asked)
+                reply = await self.root._call(QUERY, asked)
             except OrchError as error:
                 self.teller.tell(agent=self.agent, token=token, answered=False)
                 if isinstance(error, AgentBusyError):
-                    await self.root._call("wait", Wait((self.agent,), timeout=WAIT_SECONDS))
+                    await self.root._call(WAIT, Wait((self.agent,), timeout=WAIT_SECONDS))
                     continue
                 with contextlib.suppress(OrchError):
                     await self.root.resume(self.agent)
@@ -206,7 +208,7 @@ class Client:
         token = self.teller.token()
         asked = QueryAgent(self.agent, f"say {token} again", request_id=token)
         try:
-            await self.root._call("submit", asked)
+            await self.root._call(SUBMIT, asked)
             handle = await self.root.get(self.agent)
             said = await asyncio.gather(handle.collect(), handle.collect(), return_exceptions=True)
         except OrchError:

@@ -234,8 +234,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an agent asks its root for what it was not granted",
-        "orchestrator/orch/services/__init__.py",
-        "    if GRANTS.get(service, frozenset()).isdisjoint(spec.active):",
+        "orchestrator/orch/services/dispatch/call.py",
+        "    if service.agents.tools.isdisjoint(spec.active):",
         "    if False:",
         "tests/orchestrator/services/test_services.py::test_a_worker_may_ask_for_what_its_tools_ask_for",
     ),

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from orch_protocol.services.service import AnyService
+
 ARCHIVE: Final = b'{"type":"archive"'
 COMPACTION: Final = b'{"type":"compaction"'
 UPGRADE: Final = b'{"type":"archive_summary"'
@@ -85,8 +87,8 @@ def _wrap(holder: Any, name: str, when: Callable[..., bool], *, early: bool) -> 
 def asks(service: str, *, answered: bool | None = None) -> Callable[..., bool]:
     """Return whether a call is for `service`; of a summary, whether the model has answered."""
 
-    def is_it(_: Any, asked: str, params: Any, *__: Any) -> bool:
-        return asked == service and (answered is None or (params.answer is not None) == answered)
+    def is_it(_: Any, asked: AnyService, params: Any, *__: Any) -> bool:
+        return asked.name == service and (answered is None or (params.answer is not None) == answered)
 
     return is_it
 
@@ -128,8 +130,8 @@ def asked_and_gone(service: str) -> None:
 
     call = Host.call_root
 
-    async def call_root(self: Any, asked: str, params: Any, seconds: float | None = None) -> Any:
-        if asked == service:
+    async def call_root(self: Any, asked: AnyService, params: Any, seconds: float | None = None) -> Any:
+        if asked.name == service:
             asyncio.get_running_loop().call_soon(last_words)
         return await call(self, asked, params, seconds)
 
@@ -235,9 +237,10 @@ def root_points() -> dict[str, Callable[[], None]]:
     from orch.tree.journal import journal
 
     def service(name: str, how: Callable[..., None]) -> None:
-        module = sys.modules[services.HANDLERS[name].__module__]
-        how(module, name)
-        services.HANDLERS[name] = getattr(module, name)
+        handler = services.HANDLERS[name]
+        module, function = sys.modules[handler.__module__], handler.__name__  # type: ignore[attr-defined]
+        how(module, function)
+        services.HANDLERS[name] = getattr(module, function)
 
     def answered(when: Callable[[Any], bool]) -> Callable[..., bool]:
         return lambda _root, _caller, params: when(params)

@@ -13,6 +13,7 @@ import pytest
 
 from integration.command_shell import Shell
 from orch import AsyncOrchestrator, AsyncSubagent, Budget, Config, ScriptedBackend, SubagentsConfig
+from orch.policy.caller import Caller
 from orch.services import HANDLERS
 from orch.services.models import budgets
 from orch_protocol.agent.config import BudgetConfig
@@ -79,9 +80,9 @@ async def test_a_worker_is_killed_in_the_middle_of_a_settle(home: Path, monkeypa
     """What is on its record counts, once, and what it held is free: also for the next life of the root."""
     settle, kills = budgets.settle, []
 
-    async def deadly(root: Any, caller: str, params: Any) -> Any:
+    async def deadly(root: Any, caller: Caller, params: Any) -> Any:
         if len(kills) == 0 and params.amounts.tool_calls:
-            kills.append(root.tree.agents[caller].pid)
+            kills.append(caller.require_agent(root.tree.agents).pid)
             os.kill(kills[0], signal.SIGKILL)
         return await settle(root, caller, params)
 

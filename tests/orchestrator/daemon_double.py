@@ -17,17 +17,9 @@ from orch.cli.system import admin
 from orch.client.connection import request
 from orch_protocol.core.messages import Reply, Usage, assistant, user
 from orch_protocol.services.import_export import Imported
-from orch_protocol.services.requests import (
-    SERVICES,
-    AgentRow,
-    AgentSteered,
-    ArchiveRow,
-    Hit,
-    Killed,
-    Mapped,
-    Spawned,
-    Submitted,
-)
+from orch_protocol.services.recall import ArchiveRow, Hit
+from orch_protocol.services.registry import SERVICES
+from orch_protocol.services.requests import AgentRow, AgentSteered, Killed, Mapped, Spawned, Submitted
 from orch_protocol.session.tree import Branch, Changed, Compacted, EntryRow, Forked, Kept, SessionShown
 
 __all__ = ["ARCHIVE", "REPLY", "ROW", "SPAWNED", "Desk", "opened"]
@@ -125,7 +117,7 @@ class Desk:
     ) -> Any:
         given = json.loads(request(1, method, params or {}))["params"]
         if method in SERVICES:
-            msgspec.convert(given, SERVICES[method][0])
+            msgspec.convert(given, SERVICES[method].params)
         self.asked.append((method, given))
         if on_event is not None:
             for event in self.events:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+import msgspec
+
 from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import BadReplyError, ConfigError, OrchError, QueryTimeoutError
 from orch_protocol.core.messages import Reply
@@ -13,6 +15,14 @@ from orch_protocol.core.prompts import PromptShown, ShowPrompt
 from orch_protocol.core.values import Taken, TakeValue
 from orch_protocol.resources.slash_commands import CommandCatalog, Execute, Executed, ShowCommands
 from orch_protocol.services.requests import (
+    CANCEL_TURN,
+    COLLECT,
+    KILL,
+    QUERY,
+    RESUME,
+    REVOKE_TOOLS,
+    SHOW_AGENT,
+    SHOW_STATE,
     AgentRow,
     CancelTurn,
     Collect,
@@ -24,11 +34,15 @@ from orch_protocol.services.requests import (
     Show,
     Shown,
 )
-from orch_protocol.services.steering_queue import AgentSteered, SteerAgent
+from orch_protocol.services.resources import EXECUTE_COMMAND, LIST_COMMANDS, SHOW_PROMPT, TAKE_VALUE
+from orch_protocol.services.service import Service
+from orch_protocol.services.sessions import CHANGE_SESSION, SET_PLAN_MODE
+from orch_protocol.services.steering_queue import STEER, AgentSteered, SteerAgent
 from orch_protocol.session.tree import Changed, ChangeSession, Choose, SetPlanning, Think
 from orch_protocol.wire.worker_messages import TurnEvent
 
 from ..policy.budget_rules import budget_change
+from ..policy.caller import USER
 from ..services import call, check_seconds
 from ..services.agents.query import answer, ask
 from ..supervisor.watchers import watching
@@ -46,6 +60,8 @@ if TYPE_CHECKING:
 __all__ = ["AsyncSubagent", "OnEvent"]
 
 T = TypeVar("T")
+P = TypeVar("P", bound=msgspec.Struct)
+R = TypeVar("R")
 OnEvent = Callable[[TurnEvent], None]
 
 
@@ -158,13 +174,13 @@ class AsyncSubagent:
     async def _query(self, prompt: str, seconds: float | None, on_event: OnEvent | None) -> Reply:
         watcher = None if on_event is None else watching(on_event)
         asked = QueryAgent(self.id, prompt, seconds, stream=watcher is not None)
-        reply: Reply = await call(self._orchestrator.supervisor, None, "query", asked, watcher)
+        reply: Reply = await call(self._orchestrator.supervisor, USER, QUERY, asked, watcher)
         return reply
 
     async def _returned(self, reply: Reply, name: str) -> Returned:
         from .structured_output import loaded  # by those who ask for a value
 
-        taken: Taken = await self._call("value", TakeValue(self.id, name))
+        taken: Taken = await self._call(TAKE_VALUE, TakeValue(self.id, name))
         return await asyncio.to_thread(loaded, taken, reply)
 
     async def value(self, name: str) -> Any:
@@ -174,13 +190,13 @@ class AsyncSubagent:
         """
         from .structured_output import value_of
 
-        taken: Taken = await self._call("value", TakeValue(self.id, name))
+        taken: Taken = await self._call(TAKE_VALUE, TakeValue(self.id, name))
         return await asyncio.to_thread(value_of, taken)
 
     def submit(self, prompt: str) -> asyncio.Future[Reply]:
         """Start a query and return a future of its reply. The reply can also be collected, once."""
         root = self._orchestrator.supervisor
-        query_id = ask(root, self._node, None, QueryAgent(self.id, prompt))
+        query_id = ask(root, self._node, USER, QueryAgent(self.id, prompt))
         reply = asyncio.ensure_future(answer(root, self._node, query_id))
         reply.add_done_callback(_mark_retrieved)
         return reply
@@ -193,24 +209,24 @@ class AsyncSubagent:
         no such reply.
         """
         try:
-            reply: Reply = await self._call("collect", Collect(self.id, timeout, again, query))
+            reply: Reply = await self._call(COLLECT, Collect(self.id, timeout, again, query))
         except QueryTimeoutError:
             return None
         return reply
 
     async def state(self) -> AgentRow:
         """Return the agent's current state: status, usage, task, model and more."""
-        row: AgentRow = await self._call("state", Ref(self.id))
+        row: AgentRow = await self._call(SHOW_STATE, Ref(self.id))
         return row
 
     async def show(self, messages: int = 20) -> Shown:
         """Return the agent's state with the last `messages` messages of its transcript."""
-        shown: Shown = await self._call("show", Show(self.id, messages))
+        shown: Shown = await self._call(SHOW_AGENT, Show(self.id, messages))
         return shown
 
     async def prompt_parts(self) -> PromptShown:
         """Return the parts of the prompt of the agent's next request; `render` returns their text."""
-        shown: PromptShown = await self._call("prompt", ShowPrompt(self.id))
+        shown: PromptShown = await self._call(SHOW_PROMPT, ShowPrompt(self.id))
         return shown
 
     async def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:
@@ -235,7 +251,7 @@ class AsyncSubagent:
         return await self._say(text, follow_up=True)
 
     async def _say(self, text: str, *, follow_up: bool = False) -> str:
-        said: AgentSteered = await self._call("steer", SteerAgent(self.id, text, follow_up))
+        said: AgentSteered = await self._call(STEER, SteerAgent(self.id, text, follow_up))
         return said.steer_id or said.query_id or ""
 
     async def revoke_tools(self, *, keep: Iterable[str]) -> None:
@@ -243,7 +259,7 @@ class AsyncSubagent:
 
         Calls that are running finish. Raises ToolNotGrantedError when `keep` names a tool that the agent does not have.
         """
-        await self._call("narrow", NarrowAgent(self.id, names_of("keep", keep)))  # type: ignore[arg-type]
+        await self._call(REVOKE_TOOLS, NarrowAgent(self.id, names_of("keep", keep)))  # type: ignore[arg-type]
 
     async def set_planning(self, on: bool = True) -> None:
         """Switch plan mode on or off. In plan mode nothing is written or run before a plan is approved.
@@ -251,26 +267,26 @@ class AsyncSubagent:
         The agent's process is stopped, and its Python state is lost. Raises AgentBusyError while a turn runs,
         ConfigError when an agent above it is still in plan mode.
         """
-        await self._call("set_planning", SetPlanning(self.id, on))
+        await self._call(SET_PLAN_MODE, SetPlanning(self.id, on))
 
     async def cancel(self, *, hard: bool = False) -> None:
         """Cancel the current turn: its query returns with stop reason `cancelled`. `hard` kills the process."""
-        await self._call("cancel", CancelTurn(self.id, hard))
+        await self._call(CANCEL_TURN, CancelTurn(self.id, hard))
 
     async def kill(self) -> None:
         """Kill the agent and its descendants. Transcripts are kept, and `resume` makes it answer again."""
-        await self._call("kill", Kill((self.id,)))
+        await self._call(KILL, Kill((self.id,)))
 
     async def resume(self, *, max_cost: float | None = None, budget: Budget | None = None) -> None:
         """Let a killed agent answer again, and change its limits.
 
         `max_cost` is the total in USD that it may use; `math.inf` removes a limit. `budget` sets other limits.
         """
-        await self._call("resume", Resume(self.id, budget_change(max_cost, budget)))
+        await self._call(RESUME, Resume(self.id, budget_change(max_cost, budget)))
 
     async def commands(self) -> CommandCatalog:
         """Return the slash commands of the agent's session: built-in ones, prompt templates, those of extensions."""
-        catalog: CommandCatalog = await self._call("commands", ShowCommands(self.id))
+        catalog: CommandCatalog = await self._call(LIST_COMMANDS, ShowCommands(self.id))
         return catalog
 
     async def execute(self, line: str) -> Executed:
@@ -279,7 +295,7 @@ class AsyncSubagent:
         Returns its text and data, and the effect that the caller has to carry out, if there is one. Raises ConfigError
         for an unknown command or wrong arguments, and what the command raises.
         """
-        executed: Executed = await self._call("execute", Execute(self.id, line))
+        executed: Executed = await self._call(EXECUTE_COMMAND, Execute(self.id, line))
         return executed
 
     async def set_model(self, model: str) -> str:
@@ -289,7 +305,7 @@ class AsyncSubagent:
         `checkout` to an earlier entry undoes it. Raises AgentBusyError while a turn runs, ConfigError when the model is
         unknown, has no key, or is not allowed for this agent.
         """
-        changed: Changed = await self._call("change_session", ChangeSession(self.id, Choose(model)))
+        changed: Changed = await self._call(CHANGE_SESSION, ChangeSession(self.id, Choose(model)))
         return changed.model or model
 
     async def set_thinking(self, level: str) -> str:
@@ -299,7 +315,7 @@ class AsyncSubagent:
         an entry of the session, as with `set_model`. Raises AgentBusyError while a turn runs, ConfigError for another
         word, or for a model without levels.
         """
-        changed: Changed = await self._call("change_session", ChangeSession(self.id, Think(level)))
+        changed: Changed = await self._call(CHANGE_SESSION, ChangeSession(self.id, Think(level)))
         return changed.thinking or level
 
     @property
@@ -308,8 +324,8 @@ class AsyncSubagent:
             self.id
         ]  # name and pid are readable from any thread
 
-    async def _call(self, method: str, params: Any) -> Any:
-        return await self._orchestrator._call(method, params)
+    async def _call(self, service: Service[P, R], params: P) -> R:
+        return await self._orchestrator._call(service, params)
 
 
 def _mark_retrieved(reply: asyncio.Future[Reply]) -> None:

@@ -15,6 +15,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.services.sessions import (
+    CHANGE_SESSION,
+    CHECK_SESSION,
+    COMPACT_SESSION,
+    FORK_SESSION,
+    LIST_SESSION_METADATA,
+    SHOW_SESSION,
+)
 from orch_protocol.session.tree import (
     Branch,
     Change,
@@ -56,7 +64,7 @@ class AsyncAgentSession:
 
     async def tree(self, limit: int | None = None) -> SessionShown:
         """Return the session with its entries in file order, or only the last `limit` entries."""
-        shown: SessionShown = await self._call("session", ShowSession(self._agent.id, limit))
+        shown: SessionShown = await self._call(SHOW_SESSION, ShowSession(self._agent.id, limit))
         return shown
 
     async def branches(self) -> list[Branch]:
@@ -91,7 +99,7 @@ class AsyncAgentSession:
         entry is given.
         """
         request = ForkSession(self._agent.id, entry_text(entry), name, model, all)
-        forked: Forked = await self._call("fork", request)
+        forked: Forked = await self._call(FORK_SESSION, request)
         return self._agent._orchestrator._handle(forked.id)
 
     async def label(self, entry: str | int, label: str | None) -> None:
@@ -125,7 +133,7 @@ class AsyncAgentSession:
 
     async def get_meta(self, kind: str | None = None) -> list[Kept]:
         """Return the metadata on the current branch, of one kind or all, oldest first. The last item is in force."""
-        items: list[Kept] = await self._call("kept", ListKept(self._agent.id, kind))
+        items: list[Kept] = await self._call(LIST_SESSION_METADATA, ListKept(self._agent.id, kind))
         return items
 
     async def compact(self, instructions: str = "") -> Compacted:
@@ -134,7 +142,7 @@ class AsyncAgentSession:
         The model that writes the summary gets `instructions`. A cold agent gets a process for this. Raises
         ConfigError when the summary would not be shorter than what it replaces.
         """
-        done: Compacted = await self._call("compact", CompactSession(self._agent.id, instructions))
+        done: Compacted = await self._call(COMPACT_SESSION, CompactSession(self._agent.id, instructions))
         return done
 
     async def fsck(self, *, repair: bool = False) -> SessionChecked:
@@ -143,11 +151,11 @@ class AsyncAgentSession:
         With `repair` a repaired copy replaces the file, and the damaged file is kept beside it (`kept`). Raises
         ForeignFileError when the file belongs to another agent, StoreError.
         """
-        checked: SessionChecked = await self._call("fsck_session", FsckSession(self._agent.id, repair))
+        checked: SessionChecked = await self._call(CHECK_SESSION, FsckSession(self._agent.id, repair))
         return checked
 
     async def _change(self, change: Change, *, ask_anew: bool = False) -> Changed:
-        changed: Changed = await self._call("change_session", ChangeSession(self._agent.id, change, ask_anew))
+        changed: Changed = await self._call(CHANGE_SESSION, ChangeSession(self._agent.id, change, ask_anew))
         return changed
 
 

@@ -13,7 +13,8 @@ import msgspec
 from orch_protocol.agent.config import ArchivalConfig, Profile
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, StopReason
-from orch_protocol.services.requests import Hit, SummaryRequest
+from orch_protocol.services.archiving import SummaryRequest
+from orch_protocol.services.recall import Hit
 from orch_worker.context.holder_query import rendered
 from orch_worker.conversation.live_subagents import Live, live_block
 from orch_worker.conversation.recalled import with_hits

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,12 @@ from orch_protocol.core.errors import ConfigError, StoreError, UnsupportedPlatfo
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, Reply
 from orch_protocol.services.requests import (
+    ASK_ALL,
+    KILL,
+    LIST_AGENTS,
+    RESUME,
+    SPAWN,
+    WAIT,
     AgentRow,
     Kill,
     Killed,
@@ -33,7 +39,8 @@ from orch_protocol.services.requests import (
     Wait,
     Waited,
 )
-from orch_protocol.services.run_events import EventsSince, RunEvent
+from orch_protocol.services.run_events import LIST_EVENTS, EventsSince, RunEvent
+from orch_protocol.services.service import Service
 from orch_worker.backends import models
 from orch_worker.backends.local_servers import LOCAL
 from orch_worker.backends.registry import complete, template_for
@@ -57,7 +64,7 @@ from ..processes.descriptors import require_room
 from ..processes.router import Deliver, Router, Transport
 from ..resources.extensions import templates_for
 from ..resources.prompt_templates import InMemory, PromptTemplate, TemplateProvider
-from ..services import call, fitting, serve_worker
+from ..services import USER, call, check_params, serve_worker
 from ..services.archives.recall import found
 from ..services.resources.hooks import attend
 from ..services.sessions.deletion import finish_deletions
@@ -90,6 +97,9 @@ if TYPE_CHECKING:
     from ..resources.skills import Skill, SkillProvider
 
 __all__ = ["AsyncOrchestrator", "AsyncSession", "ToolLike"]
+
+P = TypeVar("P", bound=msgspec.Struct)
+R = TypeVar("R")
 
 
 # --- Sessions ---
@@ -377,7 +387,7 @@ class AsyncOrchestrator(HookRegistrar):
             archives=names_of("archives", archives) or (),
             usable_credentials=names_of("usable_credentials", usable_credentials) or (),
         )
-        spawned = await call(self.supervisor, None, "spawn", as_data(request))
+        spawned = await call(self.supervisor, USER, SPAWN, as_data(request))
         if namespace is not None:
             await lend(self.supervisor, spawned, namespace, self._opened.callback)
         own = {function.name for function in functions}
@@ -443,11 +453,11 @@ class AsyncOrchestrator(HookRegistrar):
 
         Raises AgentNotFoundError, AmbiguousRefError.
         """
-        return AsyncSubagent(self, (await found(self.supervisor, None, str(ref), "use", "control")).spec.id)
+        return AsyncSubagent(self, (await found(self.supervisor, USER, str(ref), "use", "control")).spec.id)
 
     async def agents(self, *, all: bool = False) -> list[AgentRow]:
         """Return the state of every agent; killed agents and archive holders only with `all`."""
-        rows: list[AgentRow] = await self._call("list", List(all))
+        rows: list[AgentRow] = await self._call(LIST_AGENTS, List(all))
         return rows
 
     async def events(self, since: int = 0, *, ref: str | None = None, timeout: float = 0.0) -> list[RunEvent]:
@@ -455,7 +465,7 @@ class AsyncOrchestrator(HookRegistrar):
 
         When there are none, wait up to `timeout` seconds. `ref` selects one agent.
         """
-        found: list[RunEvent] = await self._call("events", EventsSince(since, ref, seconds=timeout))
+        found: list[RunEvent] = await self._call(LIST_EVENTS, EventsSince(since, ref, seconds=timeout))
         return found
 
     async def wait(
@@ -465,7 +475,7 @@ class AsyncOrchestrator(HookRegistrar):
         timeout: float | None = None,
     ) -> Waited:
         """Wait until any, all or a number (`mode`) of the agents are not busy, at most `timeout` seconds."""
-        waited: Waited = await self._call("wait", Wait(_refs(agents), mode, timeout))
+        waited: Waited = await self._call(WAIT, Wait(_refs(agents), mode, timeout))
         return waited
 
     async def ask_all(
@@ -476,12 +486,12 @@ class AsyncOrchestrator(HookRegistrar):
         An agent that fails has its error in its result; the others are not affected.
         """
         request = MapAgents(_refs(listed("agents", agents)), prompt, timeout)
-        results: list[Mapped] = await self._call("map", request)
+        results: list[Mapped] = await self._call(ASK_ALL, request)
         return results
 
     async def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
         """Kill agents and their descendants; return the ids, children first. Transcripts are kept."""
-        killed: Killed = await self._call("kill", Kill(tuple(map(str, refs)), all))
+        killed: Killed = await self._call(KILL, Kill(tuple(map(str, refs)), all))
         return killed.ids
 
     async def resume(
@@ -491,7 +501,7 @@ class AsyncOrchestrator(HookRegistrar):
 
         `max_cost` and `budget` set the limits of any agent, in total; `math.inf` removes a limit.
         """
-        row: AgentRow = await self._call("resume", Resume(str(ref), budget_change(max_cost, budget)))
+        row: AgentRow = await self._call(RESUME, Resume(str(ref), budget_change(max_cost, budget)))
         return AsyncSubagent(self, row.id)
 
     # Registration.
@@ -535,8 +545,8 @@ class AsyncOrchestrator(HookRegistrar):
     def _handle(self, id: str) -> AsyncSubagent:
         return AsyncSubagent(self, id)
 
-    async def _call(self, method: str, params: msgspec.Struct) -> Any:
-        return await call(self.supervisor, None, method, fitting(method, params))
+    async def _call(self, service: Service[P, R], params: P) -> R:
+        return await call(self.supervisor, USER, service, check_params(service, params))
 
     def _keys_for(self, id: str) -> dict[str, str]:
         """Return the keys for the birth pipe of the agent's worker."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import AgentNotFoundError
 from orch_protocol.core.messages import Message
-from orch_protocol.services.import_export import ImportSession
-from orch_protocol.services.requests import AgentRow, Ref
+from orch_protocol.services.import_export import IMPORT_SESSION, ImportSession
+from orch_protocol.services.requests import SHOW_STATE, AgentRow, Ref
+from orch_protocol.services.sessions import CHANGE_SESSION, FORK_SESSION, PRUNE_SESSIONS, SHOW_SESSION
 from orch_protocol.session.tree import (
     ChangeSession,
     Forked,
@@ -30,6 +31,7 @@ from orch_worker.session.transcript import NAME
 
 from ..config import paths
 from ..policy.budget_rules import budget_of
+from ..policy.caller import USER
 from ..services import call
 from ..sessions import stored
 from ..sessions.export import exported
@@ -70,7 +72,7 @@ class AsyncSessions:
         found = await self._find(session)
         if isinstance(found, Path):
             return await self._orchestrator.supervisor.disk.do(stored.read_tree, found, limit)
-        shown: SessionShown = await self._call("session", ShowSession(found, limit))
+        shown: SessionShown = await self._call(SHOW_SESSION, ShowSession(found, limit))
         return shown
 
     async def read(self, session: SessionRef, entry: str | int | None = None) -> builtins.list[Message]:
@@ -92,7 +94,7 @@ class AsyncSessions:
         if isinstance(found, Path):
             await self._orchestrator.supervisor.disk.do(stored.label_entry, found, named, label)
         else:
-            await self._call("change_session", ChangeSession(found, Relabel(named, label)))
+            await self._call(CHANGE_SESSION, ChangeSession(found, Relabel(named, label)))
 
     async def fork(
         self,
@@ -113,9 +115,9 @@ class AsyncSessions:
         if isinstance(found, Path):
             agent = {"name": name, "model": model}
             request = ImportSession(str(found / NAME), str(paths.here()), agent=agent, at=at, all=all)
-            imported = await call(self._orchestrator.supervisor, None, "import", as_data(request))
+            imported = await call(self._orchestrator.supervisor, USER, IMPORT_SESSION, as_data(request))
             return AsyncSubagent(self._orchestrator, imported.id)
-        forked: Forked = await self._call("fork", ForkSession(found, at, name, model, all))
+        forked: Forked = await self._call(FORK_SESSION, ForkSession(found, at, name, model, all))
         return AsyncSubagent(self._orchestrator, forked.id)
 
     async def import_(
@@ -155,7 +157,7 @@ class AsyncSessions:
             "budget": budget_of(max_cost, budget),
         }
         request = ImportSession(paths.path_of("path", path) or "", str(paths.here()), which, repair, agent)
-        imported = await call(self._orchestrator.supervisor, None, "import", as_data(request))
+        imported = await call(self._orchestrator.supervisor, USER, IMPORT_SESSION, as_data(request))
         return AsyncSubagent(self._orchestrator, imported.id)
 
     async def export(self, ref: str | int, *, format: str = "pi", output: str | os.PathLike[str] | None = None) -> str:
@@ -178,11 +180,11 @@ class AsyncSessions:
         deleted; the result says what would be. Deleted agents keep their number and usage; using one raises
         SessionDeletedError. Raises ConfigError, StoreError.
         """
-        pruned: PrunedSessions = await self._call("prune_sessions", PruneSessions(older, keep, dry_run, idle))
+        pruned: PrunedSessions = await self._call(PRUNE_SESSIONS, PruneSessions(older, keep, dry_run, idle))
         return pruned
 
     async def _row(self, ref: str) -> AgentRow:
-        row: AgentRow = await self._call("state", Ref(ref))
+        row: AgentRow = await self._call(SHOW_STATE, Ref(ref))
         return row
 
     async def _find(self, session: SessionRef) -> str | Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.services.requests import Kill, Spawned
 
+from ..policy.caller import USER
 from ..services.agents.lifecycle import kill
 
 if TYPE_CHECKING:
@@ -35,5 +36,5 @@ async def lend(root: Supervisor, spawned: Spawned, names: dict[str, Any], on_clo
         namespace.lend(spawned.id, names)
         on_close(namespace.take_back, spawned.id)
         return
-    await kill(root, None, Kill((spawned.id,)))
+    await kill(root, USER, Kill((spawned.id,)))
     raise ConfigError(wrong)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from orch_protocol.agent.config import SummaryConfig
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Message
-from orch_protocol.services.requests import SummaryRequest
+from orch_protocol.services.archiving import SummaryRequest
 from orch_worker.conversation.receipt import with_summary
 
 from .adapters import encode_message, to_json_data

@@ -18,7 +18,8 @@ from orch_protocol.core.archives import Collapse, Source, Span
 from orch_protocol.core.errors import AgentNotFoundError, StoreError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message
-from orch_protocol.services.requests import Archive, ArchivePlan, Hit, Summarise, SummaryOrder, SummaryRequest
+from orch_protocol.services.archiving import Archive, ArchivePlan, Summarise, SummaryOrder, SummaryRequest
+from orch_protocol.services.recall import Hit
 from orch_worker.backends.model_families import ratios_of
 from orch_worker.conversation.receipt import with_summary
 from orch_worker.conversation.stubs import stub_text

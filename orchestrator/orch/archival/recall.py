@@ -7,7 +7,7 @@ from typing import Any, Final, TypeGuard
 
 from orch_protocol.core.errors import AgentError, ConfigError, StoreError
 from orch_protocol.core.messages import Message
-from orch_protocol.services.requests import Hit
+from orch_protocol.services.recall import Hit
 from orch_worker.conversation.recalled import shown_entries, shown_hits
 
 __all__ = ["TOOLS", "answer", "check_entries", "check_search"]

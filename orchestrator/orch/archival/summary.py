@@ -19,7 +19,7 @@ from orch_protocol.agent.config import SummaryConfig
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message
 from orch_protocol.core.text import scrub
-from orch_protocol.services.requests import SummaryRequest
+from orch_protocol.services.archiving import SummaryRequest
 from orch_worker.conversation.rendering import turn_pieces
 from orch_worker.conversation.tokens import clip
 

@@ -10,8 +10,26 @@ from orch_protocol.agent.models import THINKING, Answers
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import ConfigError, QueryTimeoutError
 from orch_protocol.resources.slash_commands import Effect
+from orch_protocol.services.approvals import LIST_PERMISSIONS, REVOKE_PERMISSIONS
+from orch_protocol.services.budgets import CHANGE_BUDGET
+from orch_protocol.services.requests import (
+    CANCEL_TURN,
+    COLLECT,
+    KILL,
+    LIST_AGENTS,
+    QUERY,
+    RESUME,
+    REVOKE_TOOLS,
+    SHOW_STATE,
+    SPAWN,
+    SUBMIT,
+)
+from orch_protocol.services.resources import CHANGE_WORKSPACE, SHOW_PROMPT, SHOW_WORKSPACE
+from orch_protocol.services.sessions import CHANGE_SESSION
+from orch_protocol.services.steering_queue import SHOW_QUEUE, STEER
 from orch_worker.agent.model_selection import model_of
 
+from ..policy.caller import USER, AgentCaller
 from ..render import models as model_rows
 from ..render import prompts as prompt_rows
 from ..render import terminal
@@ -29,7 +47,7 @@ AGENT: Final = given("id", "agent", required=True)
 
 @command("agents", "agents and what they do, children below their parents", flag("all"), group=GROUP, aliases=("ps",))
 async def agents(here: Here) -> Said:
-    rows = await here.ask("list", all=here.get("all") is not None)
+    rows = await here.ask(LIST_AGENTS, all=here.get("all") is not None)
     return Said(terminal.tree(rows), rows)
 
 
@@ -50,11 +68,13 @@ async def spawn(here: Here) -> Said:
     if tools is not None:
         asked["tools"] = tools.replace(",", " ").split()
     # An agent that may not spawn has no subagents: the new one belongs to the user.
-    below = here.id if "spawn_subagent" in here.spec.active else None
-    spawned = await here.ask("spawn", by=below, **(asked if below else _as_session(here.spec) | asked))
+    below = "spawn_subagent" in here.spec.active
+    spawned = await here.ask(
+        SPAWN, by=AgentCaller(here.id) if below else USER, **(asked if below else _as_session(here.spec) | asked)
+    )
     doing = "waits to be asked"
     if here.get("idle") is None:
-        await here.ask("submit", ref=spawned["id"], prompt=here.said["task"])
+        await here.ask(SUBMIT, ref=spawned["id"], prompt=here.said["task"])
         doing = f"is at work; /collect {spawned['seq']} takes its answer"
     return Said(f"agent {spawned['seq']} ({spawned['id']}, {terminal.safe(spawned['name'])}) {doing}", spawned)
 
@@ -70,7 +90,7 @@ def _as_session(spec: AgentSpec) -> dict[str, Any]:
 
 @command("ask", "ask another agent and wait for its answer", AGENT, rest("prompt", required=True), group=GROUP)
 async def ask(here: Here) -> Said:
-    reply = await here.ask("query", ref=here.said["id"], prompt=here.said["prompt"])
+    reply = await here.ask(QUERY, ref=here.said["id"], prompt=here.said["prompt"])
     return Said(terminal.safe(reply["text"]), reply)
 
 
@@ -84,9 +104,9 @@ async def ask(here: Here) -> Said:
 async def queue(here: Here) -> Said:
     id, prompt = here.get("id") or here.id, here.get("prompt")
     if prompt is not None:
-        submitted = await here.ask("submit", ref=id, prompt=prompt)
+        submitted = await here.ask(SUBMIT, ref=id, prompt=prompt)
         return Said(f"asked; /collect {terminal.safe(id)} takes the answer", submitted)
-    shown = await here.ask("queue", ref=id)
+    shown = await here.ask(SHOW_QUEUE, ref=id)
     lines = [f"{each['id']}  {terminal.line(each['text'])}" for each in shown["waiting"]]
     return Said("\n".join(lines) or "nothing waits to be heard", shown)
 
@@ -94,7 +114,7 @@ async def queue(here: Here) -> Said:
 @command("collect", "take the answer of an agent that was asked without waiting", AGENT, group=GROUP)
 async def collect(here: Here) -> Said:
     try:
-        reply = await here.ask("collect", ref=here.said["id"], timeout=0.0)
+        reply = await here.ask(COLLECT, ref=here.said["id"], timeout=0.0)
     except QueryTimeoutError:
         return Said("it is still at work", None)
     return Said(terminal.safe(reply["text"]), reply)
@@ -102,32 +122,32 @@ async def collect(here: Here) -> Said:
 
 @command("kill", "end an agent and everything below it; its transcript stays", AGENT, group=GROUP)
 async def kill(here: Here) -> Said:
-    killed = await here.ask("kill", refs=[here.said["id"]])
+    killed = await here.ask(KILL, refs=[here.said["id"]])
     return Said(f"ended: {', '.join(killed['ids'])}", killed)
 
 
 @command("resume", "let an agent that was killed, or has failed, answer again", AGENT, group=GROUP)
 async def resume(here: Here) -> Said:
-    row = await here.ask("resume", ref=here.said["id"])
+    row = await here.ask(RESUME, ref=here.said["id"])
     return Said(f"{row['id']} answers again", row)
 
 
 @command("switch", "talk to another agent from now on", AGENT, group=GROUP, aliases=("use",), moves=True)
 async def switch(here: Here) -> Said:
-    row = await here.ask("state", ref=here.said["id"])
+    row = await here.ask(SHOW_STATE, ref=here.said["id"])
     told = f"talking to {terminal.safe(row['name'])} ({row['id']})"
     return Said(told, row, Effect("switch", row["id"]))
 
 
 @command("steer", "say something to an agent that works", AGENT, rest("text", required=True), group=GROUP)
 async def steer(here: Here) -> Said:
-    said = await here.ask("steer", ref=here.said["id"], text=here.said["text"])
+    said = await here.ask(STEER, ref=here.said["id"], text=here.said["text"])
     return Said("said", said)
 
 
 @command("cancel", "end what an agent does just now, this one unless named", given("id", "agent"), group=GROUP)
 async def cancel(here: Here) -> Said:
-    row = await here.ask("cancel", ref=here.get("id") or here.id)
+    row = await here.ask(CANCEL_TURN, ref=here.get("id") or here.id)
     return Said("it ends its turn", row)
 
 
@@ -141,7 +161,7 @@ LOOKING_GROUP: Final = "agent"
 
 @command("status", "what the agent is, does, and has used", group=LOOKING_GROUP, aliases=("state",))
 async def status(here: Here) -> Said:
-    row = await here.ask("state", ref=here.id)
+    row = await here.ask(SHOW_STATE, ref=here.id)
     return Said(terminal.agent({"agent": row, "messages": []}), row)
 
 
@@ -151,15 +171,15 @@ async def status(here: Here) -> Said:
     group=LOOKING_GROUP,
 )
 async def context(here: Here) -> Said:
-    row = await here.ask("state", ref=here.id)
-    prompt = await here.ask("prompt", ref=here.id)
+    row = await here.ask(SHOW_STATE, ref=here.id)
+    prompt = await here.ask(SHOW_PROMPT, ref=here.id)
     data = {"context_tokens": row["context_tokens"], "context_limit": row["context_limit"], "parts": prompt["parts"]}
     return Said(f"{terminal.fullness(row)}\n\n{prompt_rows.table(prompt)}", data)
 
 
 @command("prompt", "what the next request says besides the conversation, part by part", group=LOOKING_GROUP)
 async def prompt(here: Here) -> Said:
-    shown = await here.ask("prompt", ref=here.id)
+    shown = await here.ask(SHOW_PROMPT, ref=here.id)
     return Said(prompt_rows.page(shown), shown)
 
 
@@ -173,20 +193,20 @@ async def prompt(here: Here) -> Said:
 async def workspace(here: Here) -> Said:
     what, said = here.get("what"), here.get("name")
     if what is None or what == "about":
-        shown = await here.ask("workspace", ref=here.id, about=said)
+        shown = await here.ask(SHOW_WORKSPACE, ref=here.id, about=said)
         nothing = "nothing is at hand yet" if shown["enabled"] else "workspace.enabled lets agents keep track of it"
         return Said(table(shown) or nothing, shown)
     if not said:
         raise ConfigError(f"/workspace {what}: say the name of an object")
     change: dict[str, Any] = {what: [said]}
-    arranged = await here.ask("arrange_workspace", ref=here.id, **change)
+    arranged = await here.ask(CHANGE_WORKSPACE, ref=here.id, **change)
     done = {"pin": "pinned", "unpin": "unpinned", "drop": "dropped"}[what]
     return Said(f"{done}: {', '.join(map(terminal.safe, arranged[done]))}", arranged)
 
 
 @command("tools", "the tools that the agent may use", group=LOOKING_GROUP)
 async def tools(here: Here) -> Said:
-    row = await here.ask("state", ref=here.id)
+    row = await here.ask(SHOW_STATE, ref=here.id)
     data = {"preset": row["preset"], "tools": row["tools"]}
     return Said("\n".join(row["tools"]) or "no tools", data)
 
@@ -198,7 +218,7 @@ async def tools(here: Here) -> Said:
     group=LOOKING_GROUP,
 )
 async def narrow(here: Here) -> Said:
-    row = await here.ask("narrow", ref=here.id, tools=here.said["tools"].replace(",", " ").split())
+    row = await here.ask(REVOKE_TOOLS, ref=here.id, tools=here.said["tools"].replace(",", " ").split())
     return Said(" ".join(row["tools"]), {"tools": row["tools"]})
 
 
@@ -209,8 +229,8 @@ async def narrow(here: Here) -> Said:
     aliases=("cost", "usage"),
 )
 async def spent(here: Here) -> Said:
-    row = await here.ask("state", ref=here.id)
-    shown = await here.ask("budget")
+    row = await here.ask(SHOW_STATE, ref=here.id)
+    shown = await here.ask(CHANGE_BUDGET)
     own = terminal.budget({"spent": row["spent"], "budget": row["budget"], "configured": row["budget"]})
     data = {"agent": {"spent": row["spent"], "budget": row["budget"]}, "all": shown}
     return Said(f"this agent and its subagents:\n{own}\n\nall agents:\n{terminal.budget(shown)}", data)
@@ -225,11 +245,11 @@ async def spent(here: Here) -> Said:
 )
 async def permissions(here: Here) -> Said:
     if here.get("what") is None:
-        found = await here.ask("permissions", folder=here.spec.cwd)
+        found = await here.ask(LIST_PERMISSIONS, folder=here.spec.cwd)
         return Said(permission_lines(found) or "nothing was approved for later", found)
     if (id := here.get("permission")) is None:
         raise ConfigError("/permissions revoke: say which one, by its id")
-    revoked = await here.ask("revoke", ids=[id])
+    revoked = await here.ask(REVOKE_PERMISSIONS, ids=[id])
     return Said(f"revoked: {permission_lines(revoked)}", revoked)
 
 
@@ -246,9 +266,9 @@ def _thinks(here: Here) -> str:
 )
 async def model(here: Here) -> Said:
     if (name := here.get("name")) is None:
-        found = {"model": (await here.ask("state", ref=here.id))["model"], "thinking": _thinks(here)}
+        found = {"model": (await here.ask(SHOW_STATE, ref=here.id))["model"], "thinking": _thinks(here)}
         return Said(" ".join(filter(None, map(terminal.safe, found.values()))), found)
-    changed = await here.ask("change_session", ref=here.id, change={"type": "model", "model": name})
+    changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "model", "model": name})
     return Said(f"{terminal.safe(changed['model'])} goes on with this conversation", changed)
 
 
@@ -261,7 +281,7 @@ async def model(here: Here) -> Said:
 async def thinking(here: Here) -> Said:
     if (level := here.get("level")) is None:
         return Said(_thinks(here) or "as the model does by itself", _thinks(here))
-    changed = await here.ask("change_session", ref=here.id, change={"type": "thinking", "level": level})
+    changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "thinking", "level": level})
     return Said(f"{terminal.safe(changed['model'])} thinks: {changed['thinking']}", changed)
 
 

@@ -12,10 +12,10 @@ from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import scrub
 from orch_protocol.resources.slash_commands import Argument, CommandCatalog, CommandRow, Effect, Executed, Kind, usage
-from orch_protocol.services.requests import SERVICES
+from orch_protocol.services.service import AnyService
 from orch_protocol.wire.frames import DECODE_ERRORS
 
-from ..services import call
+from ..services import USER, Caller, call
 
 if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
@@ -61,16 +61,16 @@ class Here:
         """Return the argument `name`, None when it was not said."""
         return self.said.get(name)
 
-    async def ask(self, method: str, *, by: str | None = None, **params: Any) -> Any:
-        """Return what the service `method` says, as plain data; asked `by` an agent, or by the user.
+    async def ask(self, service: AnyService, *, by: Caller = USER, **params: Any) -> Any:
+        """Call `service` with the fields `params` and return its result as JSON data.
 
-        Raises ConfigError for parameters that do not fit, and the service's errors.
+        Raises ConfigError for values of a wrong type, and the service's errors.
         """
         try:
-            asked = msgspec.convert(params, SERVICES[method][0])
+            asked = msgspec.convert(params, service.params)
         except DECODE_ERRORS as error:
-            raise ConfigError(f"{method}: {error}") from error
-        return msgspec.to_builtins(await call(self.root, by, method, asked))
+            raise ConfigError(f"{service.name}: {error}") from error
+        return msgspec.to_builtins(await call(self.root, by, service, asked))
 
 
 class Said(Struct, frozen=True):

@@ -10,6 +10,9 @@ import msgspec
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.resources.slash_commands import Effect
+from orch_protocol.services.recall import LIST_ARCHIVES, READ_ARCHIVE, SEARCH_ARCHIVE
+from orch_protocol.services.requests import KILL, LIST_AGENTS, SHOW_AGENT
+from orch_protocol.services.sessions import CHANGE_SESSION, COMPACT_SESSION, FORK_SESSION, SET_PLAN_MODE, SHOW_SESSION
 from orch_worker.session.transcript import NAME
 from orch_worker.tools.python import namespace
 
@@ -31,19 +34,19 @@ TRACED: Final = 20
 
 @command("sessions", "conversations, the latest first", flag("all"), group=SESSIONS_GROUP)
 async def sessions(here: Here) -> Said:
-    rows = session_rows.latest(await here.ask("list", all=here.get("all") is not None))
+    rows = session_rows.latest(await here.ask(LIST_AGENTS, all=here.get("all") is not None))
     return Said(session_rows.table(rows), rows)
 
 
 @command("tree", "everything that was said, branch by branch", flag("all"), group=SESSIONS_GROUP)
 async def tree(here: Here) -> Said:
-    shown = await here.ask("session", ref=here.id)
+    shown = await here.ask(SHOW_SESSION, ref=here.id)
     return Said("\n".join(session_rows.tree_lines(shown["entries"], every=here.get("all") is not None)), shown)
 
 
 @command("session", "this session: its branches, labels, and what was said last", group=SESSIONS_GROUP)
 async def session(here: Here) -> Said:
-    shown = await here.ask("session", ref=here.id, most=session_rows.LAST)
+    shown = await here.ask(SHOW_SESSION, ref=here.id, most=session_rows.LAST)
     return Said(session_rows.page(shown), shown)
 
 
@@ -77,7 +80,7 @@ async def branch(here: Here) -> Said:
 async def _move(here: Here, *, ask_anew: bool) -> dict[str, Any]:
     to = here.said["entry"]
     move = {"type": "move", "to": to, "summary": here.get("summary"), "summarise": here.get("summarise") is not None}
-    changed: dict[str, Any] = await here.ask("change_session", ref=here.id, change=move, ask_anew=ask_anew)
+    changed: dict[str, Any] = await here.ask(CHANGE_SESSION, ref=here.id, change=move, ask_anew=ask_anew)
     return changed
 
 
@@ -93,7 +96,7 @@ async def _move(here: Here, *, ask_anew: bool) -> dict[str, Any]:
 )
 async def fork(here: Here) -> Said:
     entry, name, model = here.get("entry"), here.get("name"), here.get("model")
-    forked = await here.ask("fork", ref=here.id, at=entry, name=name, model=model)
+    forked = await here.ask(FORK_SESSION, ref=here.id, at=entry, name=name, model=model)
     effect = Effect("switch", forked["id"]) if here.get("stay") is None else None
     return Said(f"agent {forked['seq']} ({forked['id']}) has a copy", forked, effect)
 
@@ -101,13 +104,13 @@ async def fork(here: Here) -> Said:
 @command("label", "name an entry, or take its name away", ENTRY, rest("label"), group=SESSIONS_GROUP)
 async def label(here: Here) -> Said:
     change = {"type": "label", "target": here.said["entry"], "label": here.get("label")}
-    changed = await here.ask("change_session", ref=here.id, change=change)
+    changed = await here.ask(CHANGE_SESSION, ref=here.id, change=change)
     return Said("labelled" if here.get("label") else "it has no label any more", changed)
 
 
 @command("title", "name this session, or take its name away", rest("title"), group=SESSIONS_GROUP)
 async def title(here: Here) -> Said:
-    changed = await here.ask("change_session", ref=here.id, change={"type": "name", "name": here.get("title")})
+    changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "name", "name": here.get("title")})
     return Said("named" if here.get("title") else "it has no name any more", changed)
 
 
@@ -133,10 +136,10 @@ def _audited(file: Path, most: int) -> list[Audited]:
 )
 async def archive(here: Here) -> Said:
     if (id := here.get("id")) is None:
-        rows = await here.ask("archives", ref=here.id)
+        rows = await here.ask(LIST_ARCHIVES, ref=here.id)
         return Said(archive_rows.table(rows) if rows else "nothing is archived", rows)
     first, last = archive_rows.entry_range(here.get("entries") or "1-")
-    entries = archive_rows.numbered_entries(await here.ask("read_archive", id=id, first=first, last=last), id, first)
+    entries = archive_rows.numbered_entries(await here.ask(READ_ARCHIVE, id=id, first=first, last=last), id, first)
     return Said(archive_rows.pages(entries), entries)
 
 
@@ -147,7 +150,7 @@ async def archive(here: Here) -> Said:
     group=SESSIONS_GROUP,
 )
 async def recall(here: Here) -> Said:
-    hits = await here.ask("search_archive", query=here.said["query"], ref=here.id)
+    hits = await here.ask(SEARCH_ARCHIVE, query=here.said["query"], ref=here.id)
     return Said(archive_rows.search_hits(hits) if hits else "nothing in the archives resembles that", hits)
 
 
@@ -182,10 +185,10 @@ async def quit(here: Here) -> Said:  # noqa: ARG001
     aliases=("clear", "reset"),
 )
 async def new(here: Here) -> Said:
-    changed = await here.ask("change_session", ref=here.id, change={"type": "move", "to": None})
-    rows = await here.ask("list")
+    changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "move", "to": None})
+    rows = await here.ask(LIST_AGENTS)
     below = [row["id"] for row in rows if row["parent_id"] == here.id]
-    killed = (await here.ask("kill", refs=below))["ids"] if below else []
+    killed = (await here.ask(KILL, refs=below))["ids"] if below else []
     told = f"; ended {', '.join(killed)}" if killed else ""
     return Said(f"the conversation begins anew{told}", changed | {"killed": killed})
 
@@ -198,7 +201,7 @@ async def new(here: Here) -> Said:
     aliases=("flush",),
 )
 async def compact(here: Here) -> Said:
-    done = await here.ask("compact", ref=here.id, instructions=here.get("instructions") or "")
+    done = await here.ask(COMPACT_SESSION, ref=here.id, instructions=here.get("instructions") or "")
     return Said(session_rows.compaction(done), done)
 
 
@@ -218,7 +221,7 @@ async def plan(here: Here) -> Said:
         lost = f"its process would end, and with it what its Python bound last: {namespace.listed(names)}"
         how = "/plan --drop" if on else "/plan --off --drop"
         return Said(f"{lost}. {how} goes on without that; what is under a handle is kept", is_error=True)
-    row = await here.ask("set_planning", ref=here.id, on=on)
+    row = await here.ask(SET_PLAN_MODE, ref=here.id, on=on)
     mode = "in plan mode" if on else "not in plan mode"
     told = f"it is {mode} already" if on == was else f"it is {mode} from now on"
     return Said(told, row, Effect("ask", text=task) if task else None)
@@ -229,9 +232,9 @@ async def plan(here: Here) -> Said:
 )
 async def tasks(here: Here) -> Said:
     if here.get("what") == "clear":
-        changed = await here.ask("change_session", ref=here.id, change={"type": "tasks"})
+        changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "tasks"})
         return Said("no tasks any more", changed)
-    shown = await here.ask("show", ref=here.id, messages=0)
+    shown = await here.ask(SHOW_AGENT, ref=here.id, messages=0)
     return Said("\n".join(terminal.listed(shown["tasks"])) or "no tasks", shown["tasks"])
 
 
@@ -259,7 +262,7 @@ def _failed(output: dict[str, Any]) -> str:
 
 async def _outputs(here: Here, most: int) -> list[dict[str, Any]]:
     """Return the last results of tools, the latest last; the latest is number 1."""
-    shown = await here.ask("show", ref=here.id, messages=LOOKED_AT)
+    shown = await here.ask(SHOW_AGENT, ref=here.id, messages=LOOKED_AT)
     names: dict[str, str] = {}
     found: list[dict[str, Any]] = []
     for message in shown["messages"]:
@@ -276,7 +279,7 @@ async def _outputs(here: Here, most: int) -> list[dict[str, Any]]:
 
 @command("copy", "put the last answer on the clipboard", group=TALKING_GROUP)
 async def copy(here: Here) -> Said:
-    shown = await here.ask("show", ref=here.id, messages=0)
+    shown = await here.ask(SHOW_AGENT, ref=here.id, messages=0)
     if shown["reply"] is None:
         raise ConfigError("/copy: there is no answer yet")
     text = shown["reply"]["text"]

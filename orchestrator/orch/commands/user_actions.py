@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orch_protocol.core.errors import AgentDiedError, OrchError, QueryTimeoutError
 from orch_protocol.core.ids import new_id
 from orch_protocol.resources.slash_commands import Deed, Did, Do, UseTool
+from orch_protocol.services.sessions import CHANGE_SESSION
 from orch_protocol.wire.worker_messages import Nothing
 from orch_worker.agent.user_actions import ENTRY, ran
 
@@ -81,7 +82,7 @@ async def _run(here: Here, tool: str, input: dict[str, Any], line: str) -> Said:
     except AgentDiedError:
         told = {"type": "inform", "custom_type": ENTRY, "text": f"{ran(line)}{ENDED}"}
         with suppress(OrchError):  # whoever asked is told in any case
-            await here.ask("change_session", ref=here.id, change=told)
+            await here.ask(CHANGE_SESSION, ref=here.id, change=told)
         raise
     return Said(did.text, {"text": did.text, "is_error": did.is_error}, is_error=did.is_error)
 

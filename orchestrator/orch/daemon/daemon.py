@@ -27,7 +27,9 @@ from msgspec import Struct
 from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
 from orch_protocol.core.sandbox import Level
-from orch_protocol.services.requests import SERVICES, AgentRow, Empty, List, QueryAgent
+from orch_protocol.services.registry import SERVICES
+from orch_protocol.services.requests import LIST_AGENTS, AgentRow, List, QueryAgent
+from orch_protocol.services.service import Empty
 from orch_protocol.wire.control_socket import ALREADY_RUNNING, Notice
 from orch_protocol.wire.frames import DECODE_ERRORS, VERSION
 from orch_protocol.wire.watch_events import WatchAgent
@@ -41,6 +43,7 @@ from ..config import paths
 from ..config.config import ROOT_WIDE, flat, load
 from ..config.logs import logger, open_log
 from ..config.version import version
+from ..policy.caller import USER, AgentCaller
 from ..policy.credentials import CallerCredentials, read_salt
 from .control_socket import Client, ControlServer, DaemonLeaving
 
@@ -170,7 +173,8 @@ class Daemon:
         from ..services import check_command  # imports everything that there is to serve
 
         check_command(self._root, agent_id, method)
-        return await self._call(self._root, agent_id, method, _params(method, params, SERVICES[method][0]))
+        service = SERVICES[method]
+        return await self._call(self._root, AgentCaller(agent_id), service, _params(method, params, service.params))
 
     @contextlib.contextmanager
     def _calling(self, method: str, client: Client) -> Iterator[None]:
@@ -191,11 +195,12 @@ class Daemon:
         if method not in SERVICES:
             known = ", ".join([*SERVICES, "daemon_status", "daemon_stop", "ping"])
             raise ProtocolError(f"there is no method {method!r}; there are {known}")
-        asked = _params(method, params, SERVICES[method][0])
+        service = SERVICES[method]
+        asked: Struct = _params(method, params, service.params)
         told = isinstance(asked, QueryAgent) and (asked.stream or asked.approve or asked.progress)
         if told or isinstance(asked, WatchAgent):
-            return await self._call(self._root, None, method, asked, client.tell)
-        return await self._call(self._root, None, method, asked)
+            return await self._call(self._root, USER, service, asked, client.tell)
+        return await self._call(self._root, USER, service, asked)
 
     def _take_keys(self, client: Client) -> FallbackKeys:
         """Use the client's variables for callers without keys."""
@@ -232,7 +237,7 @@ class Daemon:
         self._stop.set()
 
     async def _agents(self) -> list[AgentRow]:
-        rows: list[AgentRow] = await self._call(self._root, None, "list", List())
+        rows: list[AgentRow] = await self._call(self._root, USER, LIST_AGENTS, List())
         return rows
 
     async def _busy(self) -> list[str]:

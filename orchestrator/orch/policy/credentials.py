@@ -104,7 +104,7 @@ def read_salt(home: Path) -> bytes:
     return salt
 
 
-class Caller(NamedTuple):
+class ClientRequest(NamedTuple):
     """The command that a request came from: fingerprints of what it offers by group, and its verb.
 
     `say` prints a line on its stderr.
@@ -115,7 +115,7 @@ class Caller(NamedTuple):
     say: Say
 
 
-_caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
+_caller: ContextVar[ClientRequest | None] = ContextVar("caller", default=None)
 
 
 class Credentials(Protocol):
@@ -238,7 +238,7 @@ class CallerCredentials:
     @contextmanager
     def calling(self, values: Mapping[str, str], method: str, say: Say) -> Iterator[None]:
         """Let what is done in this block be done for a caller that offers `values`."""
-        token = _caller.set(Caller(self.offer(values), method, say))
+        token = _caller.set(ClientRequest(self.offer(values), method, say))
         try:
             yield
         finally:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +17,7 @@ from orch_protocol.core.errors import ConfigError, StoreError
 from orch_protocol.hooks.events import Event
 from orch_protocol.hooks.patches import Abort, Approve, Block, Patch, sound
 from orch_protocol.hooks.stages import STAGES, HookRow, HookSaid, HooksSaid, HookTally, Kind, OnError, RunHook, RunHooks
+from orch_protocol.services.service import Service
 from orch_protocol.wire.frames import DECODE_ERRORS
 from orch_worker.hooks.dispatch import Came, said_of, watched
 from orch_worker.hooks.hook import Hook, HookContext, Registry, make_hook
@@ -24,6 +25,7 @@ from orch_worker.hooks.invoke import Calling, awaited, in_thread
 from orch_worker.hooks.observers import Audience
 from orch_worker.hooks.runner import Tally
 from orch_worker.system.threads import Late, Threads
+from orch_worker.tools.api.root_client import CallRoot
 
 from ..config.notices import aside
 from .hook_records import record, sum_tallies
@@ -31,14 +33,21 @@ from .hook_records import record, sum_tallies
 __all__ = ["HookRegistrar", "RecordHooks", "ReportHook", "RootHooks"]
 
 RecordHooks = Callable[[Callable[..., None], Path, tuple[HookTally, ...]], Any]
-Call = Callable[[str, str, Struct], Awaitable[Any]]
 ReportHook = Callable[[str, str, bool], Any]
 """Says a text to the agent with an id, as a follow-up or at once. May be called from any thread."""
 
+P = TypeVar("P", bound=Struct)
+R = TypeVar("R")
 H = TypeVar("H", bound=Callable[..., Any])
 RECORD_SECONDS: Final = 0.5
 MOST_AGENTS: Final = 1024
 """Of so many agents the state of a hook is kept: of those it was called for last."""
+
+
+class CallForAgent(Protocol):
+    """Calls a service for the agent `id`."""
+
+    def __call__(self, id: str, service: Service[P, R], params: P) -> Awaitable[R]: ...
 
 
 class RootHooks:
@@ -51,7 +60,7 @@ class RootHooks:
         self.rows: tuple[HookRow, ...] = ()
         self.say: ReportHook = _nobody
         """Lets an agent hear what a hook says to it."""
-        self.call: Call = _no_root
+        self.call: CallForAgent = _no_root
         """Serves the agent with an id."""
         self.home = home
         self._due: dict[str, HookTally] = {}
@@ -187,13 +196,19 @@ class RootHooks:
     def _context(self, hook: Hook, spec: AgentSpec, say: ReportHook, turn: str) -> HookContext:
         key = (hook.row.name, spec.id)
         context = self._contexts.pop(key, None) or HookContext(
-            hook.row.name, spec, say=partial(say, spec.id), call=partial(self.call, spec.id), tell=_unwatched
+            hook.row.name, spec, say=partial(say, spec.id), call=self._call_root(spec.id), tell=_unwatched
         )
         self._contexts[key] = context
         context.enter(turn)
         while len(self._contexts) > MOST_AGENTS:
             del self._contexts[next(iter(self._contexts))]
         return context
+
+    def _call_root(self, id: str) -> CallRoot:
+        async def call_root(service: Service[P, R], params: P, seconds: float | None = None) -> R:  # noqa: ARG001
+            return await self.call(id, service, params)
+
+        return call_root
 
     def _tell(self) -> None:
         told = {name for name, stage in STAGES.items() if stage.in_root and not stage.by_root}
@@ -276,8 +291,8 @@ def _nobody(_id: str, _text: str, _follow_up: bool) -> None:
     """Stands for the agents until there is a root."""
 
 
-async def _no_root(_id: str, service: str, _params: Struct) -> Any:
-    raise ConfigError(f"there is no root here to ask for {service!r}")
+async def _no_root(id: str, service: Service[P, R], params: P) -> R:  # noqa: ARG001
+    raise ConfigError(f"cannot call {service.name!r}: the orchestrator is not started")
 
 
 def _unwatched(text: str) -> None:

@@ -195,7 +195,7 @@ class Router:
     def _sender(self, frame: zmq.Frame) -> int:
         """Return the pid behind `frame`, or -1 when it is another user's."""
         try:
-            _, uid, _, pid = cast(str, frame.get("Peer-Address")).rsplit(":", 3)
+            _, uid, _, pid = cast("str", frame.get("Peer-Address")).rsplit(":", 3)
         except (zmq.ZMQError, ValueError):
             return -1
         return int(pid) if int(uid) == self._uid else -1

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
 from ..agent.spec import BackendSpec
 from ..core.archives import Collapse
 from ..core.messages import StopReason
+from .service import ARCHIVING_AGENTS, Empty, Service
 
-__all__ = ["Archive", "ArchivePlan", "Archived", "Summarise", "SummaryOrder", "SummaryRequest", "SummaryStep"]
+__all__ = [
+    "COMMIT_ARCHIVES",
+    "PLAN_ARCHIVING",
+    "SUMMARIZE_ARCHIVE",
+    "Archive",
+    "ArchivePlan",
+    "Archived",
+    "Summarise",
+    "SummaryOrder",
+    "SummaryRequest",
+    "SummaryStep",
+]
 
 
 class Archive(Struct, frozen=True):
@@ -79,3 +93,14 @@ class SummaryStep(Struct, frozen=True):
     request: SummaryRequest | None = None
     backend: BackendSpec | None = None
     stub: str | None = None
+
+
+PLAN_ARCHIVING: Final = Service(
+    "archive", Archive, ArchivePlan, ARCHIVING_AGENTS, "Plan which turns of the calling agent to archive now."
+)
+COMMIT_ARCHIVES: Final = Service(
+    "archived", Archived, Empty, ARCHIVING_AGENTS, "Record archives that the calling agent has written."
+)
+SUMMARIZE_ARCHIVE: Final = Service(
+    "summarise", Summarise, SummaryStep, ARCHIVING_AGENTS, "Take the next step of summarizing an archive."
+)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
-__all__ = ["ImportSession", "Imported"]
+from .service import USERS_ONLY, Service
+
+__all__ = ["IMPORT_SESSION", "ImportSession", "Imported"]
 
 
 class ImportSession(Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,3 +47,6 @@ class Imported(Struct, frozen=True):
     below: tuple[str, ...] = ()
     repairs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+IMPORT_SESSION: Final = Service("import", ImportSession, Imported, USERS_ONLY, "Import a session file as a new agent.")

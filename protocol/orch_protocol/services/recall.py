@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
 from ..core.archives import ArchiveKind
+from ..core.messages import Message
+from ..core.taint import Mark
+from .service import USERS_ONLY, Service, agents_with
 
-__all__ = ["ArchiveRow", "Hit", "ListArchives", "MarksOf", "Prune", "Pruned", "ReadArchive", "SearchArchive"]
+__all__ = [
+    "LIST_ARCHIVES",
+    "LIST_TAINT_LABELS",
+    "PRUNE_ARCHIVES",
+    "READ_ARCHIVE",
+    "SEARCH_ARCHIVE",
+    "ArchiveRow",
+    "Hit",
+    "ListArchives",
+    "MarksOf",
+    "Prune",
+    "Pruned",
+    "ReadArchive",
+    "SearchArchive",
+]
 
 
 class ListArchives(Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,3 +112,16 @@ class Pruned(Struct, frozen=True):
     archives: tuple[ArchiveRow, ...] = ()
     bytes: int = 0
     busy: dict[str, str] = {}
+
+
+LIST_ARCHIVES: Final = Service("archives", ListArchives, list[ArchiveRow], USERS_ONLY, "List archives.")
+SEARCH_ARCHIVE: Final = Service(
+    "search_archive", SearchArchive, list[Hit], agents_with("search_archive"), "Search archived messages."
+)
+LIST_TAINT_LABELS: Final = Service(
+    "marks", MarksOf, list[Mark], agents_with("search_archive", "read_archive"), "List the taint labels of archives."
+)
+READ_ARCHIVE: Final = Service(
+    "read_archive", ReadArchive, list[Message], agents_with("read_archive"), "Read messages of an archive."
+)
+PRUNE_ARCHIVES: Final = Service("prune", Prune, Pruned, USERS_ONLY, "Delete archives older than a given age.")

@@ -10,106 +10,68 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from ..agent.models import Answers, FindModel, ListModels, Localise, ModelRow, Thinking
+from ..agent.models import Thinking
 from ..agent.plan import Task
-from ..agent.project import ContextConfig, ProjectContext, Surveyed
-from ..agent.spec import AgentSpec, BackendSpec, Limits, QueueMode, Template, ToolSpec
-from ..core.approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermissions, Permission, Revoke
+from ..agent.project import ContextConfig, ProjectContext
+from ..agent.spec import AgentSpec, Limits, QueueMode, Template, ToolSpec
 from ..core.budget import (
     Amounts,
     Budget,
     BudgetChange,
-    BudgetShown,
-    ChangeBudget,
-    Reserve,
-    Reserved,
-    Settle,
-    Settled,
-    Spent,
 )
 from ..core.errors import Outcome
 from ..core.messages import Message, Reply, Usage
-from ..core.policy import PolicyCall, PolicySpec, Verdict
-from ..core.prompts import PromptShown, PromptSpec, ShowPrompt
-from ..core.rate_limits import Admit, Admitted, LaneLeft, LaneRefused
+from ..core.policy import PolicySpec
+from ..core.prompts import PromptSpec
 from ..core.sandbox import Level, SandboxConfig
 from ..core.taint import Mark
-from ..core.values import Taken, TakeValue
-from ..core.workspace import Arranged, ArrangeWorkspace, ShowWorkspace, WorkspaceShown
-from ..hooks.stages import HooksRan, HooksSaid, HooksSpec, RunHooks
+from ..hooks.stages import HooksSpec
 from ..resources.skills import SkillsConfig, SkillSpec
-from ..resources.slash_commands import CommandCatalog, Execute, Executed, ShowCommands
-from ..session.tree import (
-    Changed,
-    ChangeSession,
-    Compacted,
-    CompactSession,
-    Forked,
-    ForkSession,
-    FsckSession,
-    Kept,
-    ListKept,
-    PrunedSessions,
-    PruneSessions,
-    SessionChecked,
-    SessionShown,
-    SetPlanning,
-    ShowSession,
-)
-from ..wire.watch_events import WatchAgent
-from .archiving import Archive, Archived, ArchivePlan, Summarise, SummaryOrder, SummaryRequest, SummaryStep
-from .import_export import Imported, ImportSession
-from .recall import ArchiveRow, Hit, ListArchives, MarksOf, Prune, Pruned, ReadArchive, SearchArchive
-from .run_events import EventsSince, RunEvent
-from .steering_queue import AgentSteered, ClearQueue, QueueShown, SetQueue, SteerAgent
+from .recall import ArchiveRow
+from .service import ARCHIVING_AGENTS, ROOT_TOOL_AGENTS, USERS_ONLY, Empty, Service, StreamingService, agents_with
 
 __all__ = [
-    "SERVICES",
+    "ASK_ALL",
+    "CANCEL_TURN",
+    "COLLECT",
+    "KILL",
+    "LIST_AGENTS",
+    "LIST_LIVE_SUBAGENTS",
+    "QUERY",
+    "RESUME",
+    "REVOKE_TOOLS",
+    "RUN_TOOL",
+    "SHOW_AGENT",
+    "SHOW_SPEC",
+    "SHOW_STATE",
+    "SPAWN",
+    "SUBMIT",
+    "WAIT",
     "AgentRow",
-    "Archive",
-    "ArchivePlan",
-    "ArchiveRow",
-    "Archived",
     "CancelTurn",
     "Collect",
-    "Empty",
-    "Hit",
     "Kill",
     "Killed",
     "List",
-    "ListArchives",
     "LiveAgent",
     "MapAgents",
     "Mapped",
-    "MarksOf",
     "NarrowAgent",
-    "Prune",
-    "Pruned",
     "QueryAgent",
-    "ReadArchive",
     "Ref",
     "Resume",
     "RunTool",
-    "SearchArchive",
     "Show",
     "Spawn",
     "Spawned",
     "Status",
     "Submitted",
-    "Summarise",
-    "SummaryOrder",
-    "SummaryRequest",
-    "SummaryStep",
     "ToolRan",
     "Wait",
     "Waited",
 ]
 
 Status = Literal["starting", "idle", "busy", "cold", "died", "failed", "killed", "needs credentials"]
-
-
-class Empty(Struct, frozen=True, forbid_unknown_fields=True):
-    """No parameters, or nothing to say."""
 
 
 class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
@@ -405,70 +367,35 @@ class ToolRan(Struct, frozen=True):
     is_error: bool = False
 
 
-SERVICES: Final[dict[str, tuple[type[Struct], Any]]] = {
-    "spawn": (Spawn, Spawned),
-    "query": (QueryAgent, Reply),
-    "submit": (QueryAgent, Submitted),
-    "collect": (Collect, Reply),
-    "value": (TakeValue, Taken),
-    "wait": (Wait, Waited),
-    "kill": (Kill, Killed),
-    "steer": (SteerAgent, AgentSteered),
-    "cancel": (CancelTurn, AgentRow),
-    "resume": (Resume, AgentRow),
-    "narrow": (NarrowAgent, AgentRow),
-    "import": (ImportSession, Imported),
-    "list": (List, list[AgentRow]),
-    "events": (EventsSince, list[RunEvent]),
-    "show": (Show, Shown),
-    "session": (ShowSession, SessionShown),
-    "change_session": (ChangeSession, Changed),
-    "compact": (CompactSession, Compacted),
-    "kept": (ListKept, list[Kept]),
-    "workspace": (ShowWorkspace, WorkspaceShown),
-    "arrange_workspace": (ArrangeWorkspace, Arranged),
-    "fork": (ForkSession, Forked),
-    "set_planning": (SetPlanning, AgentRow),
-    "fsck_session": (FsckSession, SessionChecked),
-    "state": (Ref, AgentRow),
-    "watch": (WatchAgent, Empty),
-    "prompt": (ShowPrompt, PromptShown),
-    "commands": (ShowCommands, CommandCatalog),
-    "execute": (Execute, Executed),
-    "catalogs": (Empty, list[str]),
-    "survey": (Empty, Surveyed),
-    "queue": (Ref, QueueShown),
-    "clear_queue": (ClearQueue, QueueShown),
-    "set_queue": (SetQueue, QueueShown),
-    "spec": (Ref, AgentSpec),
-    "run_tool": (RunTool, ToolRan),
-    "judge": (PolicyCall, Verdict),
-    "approve": (ApproveCall, Approved),
-    "answer": (AnswerQuestion, Answered),
-    "permissions": (ListPermissions, list[Permission]),
-    "revoke": (Revoke, list[Permission]),
-    "run_hooks": (RunHooks, HooksSaid),
-    "hooks_ran": (HooksRan, Empty),
-    "reserve": (Reserve, Reserved),
-    "settle": (Settle, Settled),
-    "spent": (Spent, Empty),
-    "budget": (ChangeBudget, BudgetShown),
-    "refused": (LaneRefused, Empty),
-    "admit": (Admit, Admitted),
-    "left": (LaneLeft, Empty),
-    "models": (ListModels, list[ModelRow]),
-    "find_model": (FindModel, BackendSpec),
-    "localise": (Localise, BackendSpec),
-    "answers": (Empty, Answers),
-    "archive": (Archive, ArchivePlan),
-    "archived": (Archived, Empty),
-    "summarise": (Summarise, SummaryStep),
-    "live": (Empty, list[LiveAgent]),
-    "archives": (ListArchives, list[ArchiveRow]),
-    "search_archive": (SearchArchive, list[Hit]),
-    "marks": (MarksOf, list[Mark]),
-    "read_archive": (ReadArchive, list[Message]),
-    "prune": (Prune, Pruned),
-    "prune_sessions": (PruneSessions, PrunedSessions),
-    "map": (MapAgents, list[Mapped]),
-}
+SPAWN: Final = Service("spawn", Spawn, Spawned, agents_with("spawn_subagent"), "Start an agent.")
+QUERY: Final = StreamingService(
+    "query", QueryAgent, Reply, agents_with("query_subagent", "spawn_subagent"), "Ask an agent and wait for the reply."
+)
+SUBMIT: Final = Service(
+    "submit", QueryAgent, Submitted, agents_with("query_subagent"), "Ask an agent without waiting for the reply."
+)
+COLLECT: Final = Service(
+    "collect", Collect, Reply, agents_with("collect_subagent"), "Take the reply to a submitted query."
+)
+WAIT: Final = Service(
+    "wait", Wait, Waited, agents_with("wait_subagents"), "Wait until agents have finished their turn."
+)
+KILL: Final = Service("kill", Kill, Killed, agents_with("kill_subagent"), "End agents and all agents below them.")
+CANCEL_TURN: Final = Service("cancel", CancelTurn, AgentRow, USERS_ONLY, "Cancel the turn of an agent.")
+RESUME: Final = Service("resume", Resume, AgentRow, USERS_ONLY, "Let a killed or failed agent answer again.")
+REVOKE_TOOLS: Final = Service(
+    "narrow", NarrowAgent, AgentRow, USERS_ONLY, "Revoke tools of an agent and of all agents below it."
+)
+LIST_AGENTS: Final = Service("list", List, list[AgentRow], agents_with("list_subagents"), "List agents.")
+SHOW_AGENT: Final = Service("show", Show, Shown, USERS_ONLY, "Show an agent and its last messages.")
+SHOW_STATE: Final = Service("state", Ref, AgentRow, USERS_ONLY, "Show the state of an agent.")
+SHOW_SPEC: Final = Service("spec", Ref, AgentSpec, USERS_ONLY, "Show the spec that an agent was started with.")
+LIST_LIVE_SUBAGENTS: Final = Service(
+    "live", Empty, list[LiveAgent], ARCHIVING_AGENTS, "List the subagents that the calling agent can ask."
+)
+ASK_ALL: Final = Service(
+    "map", MapAgents, list[Mapped], agents_with("map_subagents"), "Ask several agents the same question."
+)
+RUN_TOOL: Final = Service(
+    "run_tool", RunTool, ToolRan, ROOT_TOOL_AGENTS, "Run a tool of the user's program for the calling agent."
+)

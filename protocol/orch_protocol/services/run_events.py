@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-__all__ = ["EventsSince", "RunEvent"]
+from .service import USERS_ONLY, Service
+
+__all__ = ["LIST_EVENTS", "EventsSince", "RunEvent"]
 
 
 class EventsSince(Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,3 +39,6 @@ class RunEvent(Struct, frozen=True):
     agent_id: str = ""
     turn: str = ""
     data: dict[str, Any] = {}
+
+
+LIST_EVENTS: Final = Service("events", EventsSince, list[RunEvent], USERS_ONLY, "List events of the run.")

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
 from ..agent.spec import QueueMode
+from .requests import Ref
+from .service import USERS_ONLY, Service
 
-__all__ = ["AgentSteered", "ClearQueue", "QueueShown", "Queued", "SetQueue", "SteerAgent"]
+__all__ = [
+    "CLEAR_QUEUE",
+    "SET_QUEUE",
+    "SHOW_QUEUE",
+    "STEER",
+    "AgentSteered",
+    "ClearQueue",
+    "QueueShown",
+    "Queued",
+    "SetQueue",
+    "SteerAgent",
+]
 
 
 class SteerAgent(Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,3 +74,13 @@ class SetQueue(Struct, frozen=True, forbid_unknown_fields=True):
     ref: str
     steering: QueueMode | None = None
     follow_up: QueueMode | None = None
+
+
+STEER: Final = Service("steer", SteerAgent, AgentSteered, USERS_ONLY, "Send a message to a running agent.")
+CLEAR_QUEUE: Final = Service(
+    "clear_queue", ClearQueue, QueueShown, USERS_ONLY, "Remove messages from an agent's steering queue."
+)
+SET_QUEUE: Final = Service(
+    "set_queue", SetQueue, QueueShown, USERS_ONLY, "Set how an agent takes messages from its steering queue."
+)
+SHOW_QUEUE: Final = Service("queue", Ref, QueueShown, USERS_ONLY, "Show an agent's steering queue.")

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from orch import CallEvent, Config, ConfigError, Orchestrator, PolicyConfig, Question, ScriptedBackend, SubagentsConfig
 from orch.api.observers import progress
+from orch.policy.caller import USER, AgentCaller
 from orch.render.progress import progress_line
 from orch.services import call
 from orch.testing import FakeLauncher
-from orch_protocol.services.requests import QueryAgent, Spawn
+from orch_protocol.services.requests import QUERY, SPAWN, QueryAgent, Spawn
 from orchestrator.root_double import NEST, opened
 from virtual_clock import virtual
 
@@ -38,8 +39,12 @@ async def tree(world: Any, folder: Path) -> Any:
     agent = await world.scripted("-", tools=["bash", "list_files", *NEST], cwd=folder, name="one")
     ask = {"tool": "query_subagent", "input": {"id": "three", "prompt": "go"}}
     tools = ("bash", "list_files", *NEST)
-    two = await call(world.supervisor, agent.id, "spawn", Spawn("t", name="two", tools=tools, script=(LOOK, ask, "2")))
-    await call(world.supervisor, two.id, "spawn", Spawn("t", name="three", tools=tools, script=(BASH, LOOK, "3")))
+    two = await call(
+        world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", name="two", tools=tools, script=(LOOK, ask, "2"))
+    )
+    await call(
+        world.supervisor, AgentCaller(two.id), SPAWN, Spawn("t", name="three", tools=tools, script=(BASH, LOOK, "3"))
+    )
     return two
 
 
@@ -76,7 +81,7 @@ async def test_a_client_follows_one_branch(tmp_path: Path) -> None:
         two = await tree(world, tmp_path)
         other = await world.scripted(LOOK, "done", tools=["list_files"], cwd=tmp_path)
         asked = QueryAgent(two.id, "go", progress=True)
-        await asyncio.gather(call(world.supervisor, None, "query", asked, seen.append), other.query("go"))
+        await asyncio.gather(call(world.supervisor, USER, QUERY, asked, seen.append), other.query("go"))
         assert {each.agent for each in seen} == {"two", "three"}
         seen.clear()
         assert world.supervisor.watchers._branches == {}
@@ -144,7 +149,7 @@ async def test_what_becomes_of_tasks_is_told(tmp_path: Path, allow: bool, outcom
     plan = {"tool": "task_create", "input": {"tasks": ["sweep", "mop"]}}
     async with opened(tmp_path / "home", config=CONFIG, approve=approve) as world:
         agent = await world.scripted(plan, "done", tools=["task_create", "task_update"], cwd=tmp_path)
-        await call(world.supervisor, None, "query", QueryAgent(agent.id, "go", progress=True), seen.append)
+        await call(world.supervisor, USER, QUERY, QueryAgent(agent.id, "go", progress=True), seen.append)
     (event,) = seen
     assert (event.tool, event.outcome) == ("task_create", outcome)
     assert ("sweep" in event.result) is allow

@@ -15,7 +15,7 @@ from orch.archival.plan.economics import Prices
 from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services.requests import Archive
+from orch_protocol.services.archiving import Archive
 from orch_worker.session.transcript import Transcript
 
 

@@ -17,7 +17,7 @@ from orch.archival.plan.triggers import TurnFacts, decide, facts_of
 from orch.archival.summary import Summary, parse, request_summary
 from orch_protocol.agent.config import ArchivalConfig, SummaryConfig, TriggerConfig
 from orch_protocol.core.messages import Message, StopReason, user
-from orch_protocol.services.requests import SummaryRequest
+from orch_protocol.services.archiving import SummaryRequest
 from orch_worker.conversation.rendering import render_turn
 from orch_worker.conversation.tokens import Estimator
 from orch_worker.conversation.turns import calls_of, first_line, is_unfinished

@@ -9,7 +9,7 @@ import pytest
 
 from orch.archival.summary import CHUNK_CHARS, FINDINGS, MAX_CHARS, Summary, parse, request_summary
 from orch_protocol.core.messages import Message, Opaque, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services.requests import SummaryRequest
+from orch_protocol.services.archiving import SummaryRequest
 from orch_worker.conversation.rendering import MOST_PIECES, render_turn
 
 GOOD = {"outcome": "done", "key_findings": ["a", "b"], "open_questions": ["c"]}

@@ -18,7 +18,7 @@ from orch.archival.summary import MAX_PENDING, REASON_CHARS
 from orch_protocol.agent.config import ArchivalConfig, SummaryConfig
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, Text, ToolResult, assistant, user
-from orch_protocol.services.requests import SummaryRequest
+from orch_protocol.services.archiving import SummaryRequest
 from orch_worker.session.log.append_log import AppendLog
 
 HASTY = ArchivalConfig(profile="seed", summary=SummaryConfig(style="paragraph", timeout_seconds=0.01))

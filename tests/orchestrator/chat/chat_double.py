@@ -13,7 +13,7 @@ from orch.chat.text.live_text import Sheet
 from orch.client.failure import Failure
 from orch_protocol.core.approval import Question
 from orch_protocol.core.messages import Message
-from orch_protocol.services.requests import SERVICES
+from orch_protocol.services.registry import SERVICES
 from orch_protocol.wire.watch_events import Spoken, TurnBegan, TurnEnded, WatchAgent
 from orchestrator.daemon_double import REPLY, ROW
 
@@ -63,7 +63,7 @@ class Wire(Link):
             if dropped is not None:
                 self.dropped.append(dropped)
             await self.slow[method].wait()
-        msgspec.convert(params, SERVICES[method][0])
+        msgspec.convert(params, SERVICES[method].params)
         self.asked.append((method, params))
         answer = self.answers[method]
         if isinstance(answer, Failure):

@@ -11,12 +11,14 @@ import pytest
 
 from orch import AsyncSubagent, Budget, Config, PolicyConfig, Skill
 from orch.commands.builtin_commands import BY_NAME, COMMANDS
+from orch.policy.caller import USER
 from orch.services import call, check_grant
 from orch_protocol.core.errors import AgentDiedError, AgentError, ConfigError, OrchError, ToolNotGrantedError
 from orch_protocol.core.messages import text_of
 from orch_protocol.core.policy import PolicySpec
 from orch_protocol.resources.slash_commands import BUILT_IN, Effect, Execute
-from orch_protocol.services.requests import Spawn
+from orch_protocol.services.requests import SPAWN, Spawn
+from orch_protocol.services.resources import EXECUTE_COMMAND, LIST_COMMANDS
 from orch_protocol.session.entries import Custom
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import NEST, Gate, World, nesting, opened
@@ -158,7 +160,7 @@ async def test_spawned_agent_has_the_model_and_the_policy_of_the_session(tmp_pat
     config = Config(model="ollama:configured", policy=PolicyConfig(approval_mode="allow"))
     async with opened(tmp_path, config=config) as o:
         asked = Spawn("talk", model="ollama:chosen", policy=PolicySpec("cli"), env={"LANG": "C"}, depth=0)
-        agent = await o.get((await call(o.supervisor, None, "spawn", asked)).id)
+        agent = await o.get((await call(o.supervisor, USER, SPAWN, asked)).id)
         kid = (await agent.execute("/spawn Count valves --idle")).data
         spec = o.supervisor.tree.agents[kid["id"]].spec
         assert (spec.backend.model, spec.policy, spec.env) == ("chosen", PolicySpec("cli"), {"LANG": "C"})
@@ -428,11 +430,11 @@ async def test_extensions_bring_commands_keys_and_widgets(tmp_path: Path) -> Non
         spec = o.supervisor.tree.agents[agent.id].spec
         [entry] = [each for each in read_session(Path(spec.folder)).entries if isinstance(each, Custom)]
         assert entry.data["line"] == "/todo --count the valves"
-        shown = await o._call("execute", Execute(agent.id, "/todo --count", shows=True))
+        shown = await o._call(EXECUTE_COMMAND, Execute(agent.id, "/todo --count", shows=True))
         assert shown.text.startswith("[('count', 'yes')]")
         assert sum(isinstance(each, Custom) for each in read_session(Path(spec.folder)).entries) == 1
         with pytest.raises(ConfigError, match="/agents is no widget's"):
-            await o._call("execute", Execute(agent.id, "/agents", shows=True))
+            await o._call(EXECUTE_COMMAND, Execute(agent.id, "/agents", shows=True))
         assert [row["keys"] for row in (await agent.execute("/extensions")).data] == [
             {"f6": "/todo", "c-t": "/tasks", "f7": "/nothing"}
         ]
@@ -490,6 +492,6 @@ async def test_no_agent_executes_commands(tmp_path: Path) -> None:
     """They are for people: no tool asks for that service."""
     async with opened(tmp_path) as o:
         agent = await talking(o)
-        for service in ("execute", "commands"):
+        for service in (EXECUTE_COMMAND, LIST_COMMANDS):
             with pytest.raises(ToolNotGrantedError):
                 check_grant(o.supervisor.tree.agents[agent.id].spec, service)

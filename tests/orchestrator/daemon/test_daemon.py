@@ -16,11 +16,13 @@ from orch.config.logs import _WithoutKeys
 from orch.daemon import daemon
 from orch.daemon.control_socket import Client, DaemonLeaving
 from orch.daemon.daemon import Daemon, DaemonStatus, Stopping
-from orch.services import GRANTS
+from orch.policy.caller import Caller
 from orch_protocol.agent.config import Config, DaemonConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, ProtocolError, ToolNotGrantedError
-from orch_protocol.services.requests import SERVICES, AgentRow, Empty, Kill, List
+from orch_protocol.services.registry import SERVICES
+from orch_protocol.services.requests import AgentRow, Kill, List
+from orch_protocol.services.service import AnyService, Empty
 from orch_protocol.wire.frames import VERSION
 from orch_worker.sandbox.probe import Offer
 from virtual_clock import passed, virtual
@@ -43,13 +45,13 @@ class Root:
         self.asked: list[tuple[str, Any]] = []
         self.hold = asyncio.Event()
 
-    async def call(self, root: Any, caller: None, method: str, params: Any) -> Any:
+    async def call(self, root: Any, caller: Caller, service: AnyService, params: Any) -> Any:
         assert root is self
-        assert caller is None
+        assert caller.is_user
         if isinstance(params, List):
             return self.rows
-        self.asked.append((method, params))
-        if method == "query":
+        self.asked.append((service.name, params))
+        if service.name == "query":
             await self.hold.wait()
         return Empty()
 
@@ -259,8 +261,8 @@ async def test_command_of_an_agent_is_served_as_that_agent() -> None:
     """What one of its tools asks for is called on its behalf, without a watcher; the daemon may be looked at."""
     asked: list[tuple[str | None, str]] = []
 
-    async def call(_: Any, caller: str | None, method: str, params: Any) -> Any:
-        asked.append((caller, method))
+    async def call(_: Any, caller: Caller, service: AnyService, params: Any) -> Any:
+        asked.append((caller.agent_id, service.name))
         return [] if isinstance(params, List) else Empty()
 
     served = Daemon(agents(), call, home=Path("/o"), config=Config(), offered=little)
@@ -271,7 +273,11 @@ async def test_command_of_an_agent_is_served_as_that_agent() -> None:
     assert asked == [("a1", "query"), (None, "list")]
 
 
-@pytest.mark.parametrize("method", sorted({*SERVICES, "daemon_stop", "fly"} - set(GRANTS)))
+BY_TOOL = {name for name, service in SERVICES.items() if service.agents.tools}
+"""Services that tools call."""
+
+
+@pytest.mark.parametrize("method", sorted({*SERVICES, "daemon_stop", "fly"} - BY_TOOL))
 async def test_command_of_an_agent_is_refused_what_is_for_users(method: str) -> None:
     """Every service that no tool asks for, those of the agent's own worker included, and the daemon's end."""
 
@@ -283,7 +289,7 @@ async def test_command_of_an_agent_is_refused_what_is_for_users(method: str) -> 
         await served.handle(method, msgspec.Raw(b"{}"), Client(7, os.getuid(), agent_id="a1"))
 
 
-@pytest.mark.parametrize("method", sorted(GRANTS))
+@pytest.mark.parametrize("method", sorted(BY_TOOL))
 async def test_command_of_an_agent_is_refused_what_its_tools_do_not_ask_for(method: str) -> None:
     """With bash alone it may ask for nothing."""
 
@@ -291,13 +297,13 @@ async def test_command_of_an_agent_is_refused_what_its_tools_do_not_ask_for(meth
         raise AssertionError(method)
 
     served = Daemon(agents("bash"), call, home=Path("/o"), config=Config(), offered=little)
-    with pytest.raises(ToolNotGrantedError, match=f"may not ask for '{method}': it was not granted"):
+    with pytest.raises(ToolNotGrantedError, match=f"may not call '{method}': it was not granted"):
         await served.handle(method, msgspec.Raw(b"{}"), Client(7, os.getuid(), agent_id="a1"))
 
 
 def agents(*tools: str) -> Any:
     """Return a root with the agent a1, which has those tools, or all that ask for services."""
-    tools = tools or tuple({tool for each in GRANTS.values() for tool in each})
+    tools = tools or tuple({tool for name in BY_TOOL for tool in SERVICES[name].agents.tools})
     spec = AgentSpec("a1", 1, "worker", "t", BackendSpec("scripted"), "/f", "/", tools=tools)
     node = SimpleNamespace(spec=spec)
     return SimpleNamespace(tree=SimpleNamespace(nodes={"a1": node}))

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from orch import Config, Consent, PolicyConfig, Question, SubagentsConfig
 from orch.policy.approvals import NOBODY_TO_ASK, ApprovalBroker
+from orch.policy.caller import USER, AgentCaller
 from orch.policy.grants import GrantStore, covers, grant_of
 from orch.services import call
 from orch_protocol.core.approval import Answered, AnswerQuestion
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import plain_line
-from orch_protocol.services.requests import QueryAgent, Spawn
+from orch_protocol.services.approvals import ANSWER_APPROVAL
+from orch_protocol.services.requests import QUERY, SPAWN, QueryAgent, Spawn
 from orchestrator.root_double import NEST, opened
 from virtual_clock import virtual
 
@@ -293,7 +295,7 @@ async def test_reply_counts_denied_calls_of_the_agent_and_of_its_subagents(tmp_p
         parent = await world.scripted(asks, RM, "told", "again", tools=["bash", *NEST], cwd=tmp_path)
         script = (RM, RM, "no", RM, "no")
         spawn = Spawn("tidy", name="child", tools=("bash",), script=script)
-        child = await world.get((await call(world.supervisor, parent.id, "spawn", spawn)).id)
+        child = await world.get((await call(world.supervisor, AgentCaller(parent.id), SPAWN, spawn)).id)
         assert (await parent.query("go")).denied == 3
         assert (await parent.query("and again")).denied == 0
         assert (await child.query("and you")).denied == 1
@@ -319,7 +321,7 @@ async def test_what_a_grandchild_wants_is_asked_at_the_root(tmp_path: Path, allo
         below = agent.id
         for _ in range(2):
             spawn = Spawn("tidy\nagent: the user", tools=("bash", *NEST), script=(RM, "done"))
-            below = (await call(world.supervisor, below, "spawn", spawn)).id
+            below = (await call(world.supervisor, AgentCaller(below), SPAWN, spawn)).id
         reply = await (await world.get(below)).query("tidy up")
         assert (reply.text, reply.tool_calls) == ("done", int(allow))
         assert (tmp_path / "precious.txt").exists() is left
@@ -369,11 +371,11 @@ async def test_the_client_that_waits_is_asked_and_answers(tmp_path: Path) -> Non
         def client(event: Any) -> None:
             seen.append(event)
             said = AnswerQuestion(event.id, allow=True)
-            tasks.append(asyncio.ensure_future(call(root, None, "answer", said)))
+            tasks.append(asyncio.ensure_future(call(root, USER, ANSWER_APPROVAL, said)))
 
         tasks: list[asyncio.Future[Any]] = []
         agent = await world.scripted(RM, "done", tools=["bash"], cwd=tmp_path)
-        reply = await call(root, None, "query", QueryAgent(agent.id, "tidy", approve=True), client)
+        reply = await call(root, USER, QUERY, QueryAgent(agent.id, "tidy", approve=True), client)
         assert (reply.text, [await task for task in tasks]) == ("done", [Answered(True)])
         assert [each.kind for each in seen] == ["question"]
         assert not (tmp_path / "precious.txt").exists()

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from orch import AsyncSubagent, Config, OrchError, PolicyCall, PolicyConfig, SubagentsConfig, Verdict
+from orch.policy.caller import AgentCaller
 from orch.services import call
 from orch_protocol.core.messages import ToolResult
 from orch_protocol.core.policy import PolicySpec
-from orch_protocol.services.requests import Spawn
+from orch_protocol.services.requests import SPAWN, Spawn
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import NEST, World, opened
 from virtual_clock import virtual
@@ -40,7 +41,7 @@ async def test_a_grandchild_is_under_the_rules_of_the_root(tmp_path: Path) -> No
         spawned = agent.id
         for _ in range(2):
             asked = Spawn("t", tools=("read_file", *NEST), script=(READS, "done"))
-            spawned = (await call(world.supervisor, spawned, "spawn", asked)).id
+            spawned = (await call(world.supervisor, AgentCaller(spawned), SPAWN, asked)).id
         reply = await AsyncSubagent(world, spawned).query("read it")
         assert reply.tool_calls == 0
         (told,) = results(world, spawned)
@@ -56,7 +57,7 @@ async def test_an_agent_cannot_choose_the_rules_of_its_child(tmp_path: Path) -> 
     async with opened(tmp_path, config=rules(permissions={"bash": "deny"})) as world:
         agent = await world.scripted("-", tools=NEST)
         asked = Spawn("t", tools=(), script=("x",), policy=PolicySpec())
-        child = await call(world.supervisor, agent.id, "spawn", asked)
+        child = await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)
         assert world.supervisor.tree.agents[child.id].spec.policy.rules.permissions == {"bash": "deny"}
 
 
@@ -97,7 +98,7 @@ async def test_a_function_of_the_users_judges_children_and_grandchildren(tmp_pat
         below = [agent.id]
         for _ in range(2):
             asked = Spawn("t", tools=("read_file", *NEST), script=(READS, "done"))
-            below.append((await call(world.supervisor, below[-1], "spawn", asked)).id)
+            below.append((await call(world.supervisor, AgentCaller(below[-1]), SPAWN, asked)).id)
         for id in below[1:]:
             assert (await AsyncSubagent(world, id).query("read it")).tool_calls == 0
             (told,) = results(world, id)
@@ -139,7 +140,7 @@ async def test_where_a_conversation_may_be_read_is_on_record(tmp_path: Path) -> 
         agent = await world.scripted(READS, "one", "two", tools=["read_file", *NEST], cwd=tmp_path)
         assert not world.supervisor.tree.agents[agent.id].spec.local
         assert (await agent.query("read")).local
-        child = await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("x",)))
+        child = await call(world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", tools=(), script=("x",)))
         nodes = world.supervisor.tree.agents
         assert [nodes[id].spec.local for id in (agent.id, child.id)] == [True, True]
         assert world.refolded().agents.by_id == nodes.by_id

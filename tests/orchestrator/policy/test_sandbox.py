@@ -9,6 +9,7 @@ import pytest
 
 from orch import SandboxError
 from orch.api import orchestrator
+from orch.policy.caller import USER, AgentCaller
 from orch.policy.sandbox import (
     available_sandbox,
     check_required_levels,
@@ -23,7 +24,7 @@ from orch.tree.agents.state import AgentRecord
 from orch_protocol.agent.config import Config
 from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.sandbox import SandboxConfig, SandboxSpec, ToolLimits
-from orch_protocol.services.requests import Spawn
+from orch_protocol.services.requests import SPAWN, Spawn
 from orch_worker.sandbox.probe import Offer
 from orchestrator.root_double import NEST, World, nesting, opened
 from virtual_clock import virtual
@@ -181,7 +182,7 @@ async def test_children_are_confined_as_their_parents_are(tmp_path: Path) -> Non
         node, _ = await spawned(world, SandboxConfig("L2", tools={"bash": "L1"}), tools=("bash", *NEST))
         for _ in range(2):
             asked = Spawn("t", tools=("bash", *NEST), sandbox=SandboxConfig("L0", network=True))
-            child = await call(world.supervisor, node.spec.id, "spawn", asked)
+            child = await call(world.supervisor, AgentCaller(node.spec.id), SPAWN, asked)
             above, node = node, world.supervisor.tree.agents[child.id]
             assert node.spec.sandbox == above.spec.sandbox
     assert (node.spec.sandbox.level, node.spec.sandbox.network) == ("L2", False)
@@ -189,7 +190,7 @@ async def test_children_are_confined_as_their_parents_are(tmp_path: Path) -> Non
 
 async def spawned(world: World, sandbox: SandboxConfig | None, **more: Any) -> tuple[AgentRecord, str]:
     """Spawn as the command line does; return the agent and what is said of its sandbox."""
-    made = await call(world.supervisor, None, "spawn", Spawn("t", sandbox=sandbox, **more))
+    made = await call(world.supervisor, USER, SPAWN, Spawn("t", sandbox=sandbox, **more))
     return world.supervisor.tree.agents[made.id], made.note
 
 
@@ -247,7 +248,7 @@ async def test_spawn_and_state_say_how_denied_paths_hold(
     async with opened(tmp_path, config=nesting()) as world:
         world.supervisor.mounts_missing = lambda: why
         node, note = await spawned(world, None, tools=(*tools, *NEST))
-        await call(world.supervisor, node.spec.id, "spawn", Spawn("t", tools=tools))
+        await call(world.supervisor, AgentCaller(node.spec.id), SPAWN, Spawn("t", tools=tools))
         assert [row.denied_paths for row in await world.agents(all=True)] == [state] * 2
     assert ("denied paths: by name only (no namespaces)" in note) is said
 
@@ -258,6 +259,6 @@ async def test_only_programs_and_users_name_usable_credentials(tmp_path: Path) -
     async with opened(tmp_path, config=nesting()) as world:
         node, _ = await spawned(world, None, tools=NEST, usable_credentials=("~/.ssh",))
         asked = Spawn("t", tools=NEST, usable_credentials=("~/.kube",))
-        child = world.supervisor.tree.agents[(await call(world.supervisor, node.spec.id, "spawn", asked)).id]
+        child = world.supervisor.tree.agents[(await call(world.supervisor, AgentCaller(node.spec.id), SPAWN, asked)).id]
         assert node.spec.policy.rules.usable_credentials == ("~/.ssh",)
         assert child.spec.policy.rules.usable_credentials == ("~/.ssh",)

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from orch import Limits, ScriptedBackend
-from orch.services import GRANTS, HANDLERS, OF_ITS_OWN, call, serve_worker
+from orch.policy.caller import USER
+from orch.services import HANDLERS, call, serve_worker
 from orch.testing import FakeLauncher
 from orch.tree.agents.agent_refs import resolve
 from orch.tree.agents.state import TreeState
@@ -24,7 +25,21 @@ from orch_protocol.core.errors import (
     ToolNotGrantedError,
 )
 from orch_protocol.core.messages import Usage, assistant, user
-from orch_protocol.services.requests import SERVICES, Collect, Kill, List, QueryAgent, Ref, Show, Spawn, Wait
+from orch_protocol.services.registry import MODULES, SERVICES
+from orch_protocol.services.requests import (
+    LIST_AGENTS,
+    QUERY,
+    SPAWN,
+    Collect,
+    Kill,
+    List,
+    QueryAgent,
+    Ref,
+    Show,
+    Spawn,
+    Wait,
+)
+from orch_protocol.services.service import Service
 from orch_protocol.wire.worker_messages import RootCall
 from orch_worker.session.transcript import read_session
 from orch_worker.tools.agents.chat import __all__ as chat_tools
@@ -39,20 +54,28 @@ async def ask_root(world: World, caller: str, service: str, params: Any) -> Any:
     """Ask as a worker's process does."""
     payload = msgspec.Raw(msgspec.msgpack.encode(params))
     answer = await serve_worker(world.supervisor, caller, RootCall(service, payload))
-    return msgspec.msgpack.decode(answer, type=SERVICES[service][1])
+    return msgspec.msgpack.decode(answer, type=SERVICES[service].result)
 
 
 # Who may ask.
 
 
 def test_each_service_is_for_the_tools_that_ask_for_it() -> None:
-    """The table names services and tools that exist, and every tool that asks for one is in it."""
-    assert GRANTS.keys() <= HANDLERS.keys() == SERVICES.keys()
-    granted = {tool for tools in GRANTS.values() for tool in tools}
+    """Definitions name tools that exist, and every tool that calls a service is named by one."""
+    granted = {tool for service in SERVICES.values() for tool in service.agents.tools}
     assert granted <= BUILTIN.keys()
-    assert granted == {*subagent_tools, *chat_tools, *RECALL} - {"chat"}  # what that asks for is everybody's
-    assert HANDLERS.keys() >= OF_ITS_OWN
-    assert not OF_ITS_OWN & GRANTS.keys()
+    assert granted == {*subagent_tools, *chat_tools, *RECALL} - {"chat"}  # chat calls a service of every agent
+
+
+def test_each_service_has_a_handler() -> None:
+    """Every definition is bound to a handler, and every handler to a definition."""
+    assert HANDLERS.keys() == SERVICES.keys()
+
+
+def test_service_names_are_unique() -> None:
+    """No two definitions share a name on the wire."""
+    names = [value.name for module in MODULES for value in vars(module).values() if isinstance(value, Service)]
+    assert sorted(names) == sorted(SERVICES)
 
 
 @virtual
@@ -68,7 +91,7 @@ async def test_a_worker_may_ask_for_what_its_tools_ask_for(tmp_path: Path) -> No
             "list": List(),
             "wait": Wait((rich.id,)),
         }.items():
-            with pytest.raises(ToolNotGrantedError, match=f"may not ask for '{service}'"):
+            with pytest.raises(ToolNotGrantedError, match=f"may not call '{service}'"):
                 await ask_root(world, poor.id, service, params)
         for service, params in {"show": Show(poor.id), "resume": Ref(poor.id), "state": Ref(poor.id)}.items():
             with pytest.raises(ToolNotGrantedError, match="any tool that asks"):
@@ -148,7 +171,7 @@ async def test_an_agent_whose_program_does_not_wait_for_it_is_ended(tmp_path: Pa
     async with opened(tmp_path) as world:
         for request_id, statuses in ((None, ["killed"]), ("r", ["killed", "idle"])):
             spawning = asyncio.ensure_future(
-                call(world.supervisor, None, "spawn", Spawn("t", script=("hi",), request_id=request_id))
+                call(world.supervisor, USER, SPAWN, Spawn("t", script=("hi",), request_id=request_id))
             )
             while len(world.supervisor.tree.agents) < len(statuses):  # noqa: ASYNC110
                 await asyncio.sleep(0)  # until it is about to come up
@@ -274,7 +297,7 @@ async def test_a_repeated_spawn_that_failed_has_failed(tmp_path: Path) -> None:
     async with opened(tmp_path, launcher=launcher) as world:
         for _ in range(2):
             with pytest.raises(LaunchError, match="no memory"):
-                await call(world.supervisor, None, "spawn", Spawn("x", script=("a",), tools=(), request_id="r"))
+                await call(world.supervisor, USER, SPAWN, Spawn("x", script=("a",), tools=(), request_id="r"))
         assert len(await world.agents(all=True)) == 1
 
 
@@ -318,7 +341,7 @@ async def test_an_agent_is_asked_while_it_starts(tmp_path: Path) -> None:
     async with opened(tmp_path) as world:
         spawning = asyncio.ensure_future(world.scripted("fine", name="x"))
         await passed(0)
-        reply = await call(world.supervisor, None, "query", QueryAgent("x", "go"))
+        reply = await call(world.supervisor, USER, QUERY, QueryAgent("x", "go"))
         assert reply.text == "fine"
         await spawning
 
@@ -361,7 +384,7 @@ class TestAgentsOfOtherRuns:
             await (await ended.scripted("fine")).query("go")
         async with opened(tmp_path, run="running") as running, opened(tmp_path, run="daemon") as daemon:
             theirs, own = await running.scripted(), await daemon.scripted()
-            rows = await call(daemon.supervisor, None, "list", List(runs=True))
+            rows = await call(daemon.supervisor, USER, LIST_AGENTS, List(runs=True))
             assert [(row.run, row.status, row.queries) for row in rows] == [
                 ("", "idle", 0),
                 ("ended", "cold", 1),
@@ -369,10 +392,13 @@ class TestAgentsOfOtherRuns:
             ]
             assert (rows[0].id, rows[2].id) == (own.id, theirs.id)
             assert [row.pid is None for row in rows] == [False, True, False]
-            assert [row.run for row in await call(daemon.supervisor, None, "list", List())] == [""]
+            assert [row.run for row in await call(daemon.supervisor, USER, LIST_AGENTS, List())] == [""]
             await theirs.kill()
-            assert [row.run for row in await call(daemon.supervisor, None, "list", List(runs=True))] == ["", "ended"]
-            everything = await call(daemon.supervisor, None, "list", List(all=True, runs=True))
+            assert [row.run for row in await call(daemon.supervisor, USER, LIST_AGENTS, List(runs=True))] == [
+                "",
+                "ended",
+            ]
+            everything = await call(daemon.supervisor, USER, LIST_AGENTS, List(all=True, runs=True))
             assert [(row.run, row.status) for row in everything][1:] == [("ended", "cold"), ("running", "killed")]
 
     async def test_temporary_run_is_listed_only_while_it_runs(self, tmp_path: Path) -> None:
@@ -382,11 +408,11 @@ class TestAgentsOfOtherRuns:
                 await program.scripted()
                 folder = program.supervisor.happenings.path.parent
                 kept = {name: (folder / name).read_bytes() for name in ("journal.jsonl", "lock")}
-                assert len(await call(daemon.supervisor, None, "list", List(runs=True))) == 1
+                assert len(await call(daemon.supervisor, USER, LIST_AGENTS, List(runs=True))) == 1
             folder.mkdir()
             (folder / "journal.jsonl").write_bytes(kept["journal.jsonl"])
             (folder / "lock").write_bytes(b"0\n")
-            assert await call(daemon.supervisor, None, "list", List(runs=True)) == []
+            assert await call(daemon.supervisor, USER, LIST_AGENTS, List(runs=True)) == []
 
     async def test_unreadable_journal_does_not_fail_the_list(self, tmp_path: Path) -> None:
         """A foreign file and a folder without a journal are left out."""
@@ -396,7 +422,7 @@ class TestAgentsOfOtherRuns:
                 if data is not None:
                     (tmp_path / "runs" / name / "journal.jsonl").write_bytes(data)
             (tmp_path / "runs" / "folder" / "journal.jsonl").mkdir()
-            assert await call(daemon.supervisor, None, "list", List(runs=True)) == []
+            assert await call(daemon.supervisor, USER, LIST_AGENTS, List(runs=True)) == []
 
     async def test_agent_does_not_see_other_runs(self, tmp_path: Path) -> None:
         """An agent that sets `runs` gets the agents of its own run."""

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from orch import Limits
+from orch.policy.caller import USER
 from orch.services import call
 from orch_protocol.core.errors import AgentDiedError, NoResultError, OrchError, QueryTimeoutError
 from orch_protocol.core.messages import Reply
-from orch_protocol.services.requests import Collect, QueryAgent
+from orch_protocol.services.requests import COLLECT, QUERY, Collect, QueryAgent
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import NEST, Gate, World, nesting, opened
 from virtual_clock import passed, until, virtual
@@ -62,7 +63,7 @@ async def test_a_repeated_query_gets_the_same_answer(tmp_path: Path) -> None:
         root = world.supervisor
 
         async def ask(request_id: str) -> Reply:
-            reply: Reply = await call(root, None, "query", QueryAgent(agent.id, "go", request_id=request_id))
+            reply: Reply = await call(root, USER, QUERY, QueryAgent(agent.id, "go", request_id=request_id))
             return reply
 
         first, twin = await asyncio.gather(ask("r1"), ask("r1"))
@@ -275,7 +276,7 @@ async def test_collecting_while_another_collects(tmp_path: Path) -> None:
         agent.submit("go")
         await passed(1)
         root = world.supervisor
-        both = [call(root, None, "collect", Collect(agent.id)) for _ in range(2)]
+        both = [call(root, USER, COLLECT, Collect(agent.id)) for _ in range(2)]
         one, other = await asyncio.gather(*both, return_exceptions=True)
         assert one.text == "done"
         assert isinstance(other, NoResultError)

@@ -13,7 +13,7 @@ from orch.supervisor.supervisor import MOST_CALLS
 from orch.testing import FakeLauncher
 from orch_protocol.core.errors import AgentDiedError, AgentGoneError, LaunchError, ProtocolError, StoreError
 from orch_protocol.core.messages import Reply, text_of
-from orch_protocol.services.requests import RunTool
+from orch_protocol.services.requests import RUN_TOOL, RunTool
 from orch_protocol.wire.worker_messages import Finished
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import Gate, Slow, fill, kind_of, opened
@@ -222,7 +222,7 @@ async def test_a_worker_that_asks_too_much_at_once_is_told(tmp_path: Path) -> No
     async with opened(tmp_path) as world:
         agent = await world.scripted("fine", tools=[gate.tool()])
         host = world.launcher.worker(agent.id)._host
-        calls = [asyncio.ensure_future(host.call_root("run_tool", RunTool("gate", {}))) for _ in range(300)]
+        calls = [asyncio.ensure_future(host.call_root(RUN_TOOL, RunTool("gate", {}))) for _ in range(300)]
         await until(lambda: sum(call.done() for call in calls) == 300 - MOST_CALLS)
         gate.open.set()
         answers = await asyncio.gather(*calls, return_exceptions=True)

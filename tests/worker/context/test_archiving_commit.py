@@ -14,7 +14,7 @@ from archiving_agent import CALL, ERA, HOLDERS, RESULT, Agent, answered, settle
 from orch_protocol.agent.spec import ArchivalSpec
 from orch_protocol.core.archives import Collapse
 from orch_protocol.core.messages import assistant, user
-from orch_protocol.services.requests import Archived, ArchivePlan
+from orch_protocol.services.archiving import Archived, ArchivePlan
 from orch_worker.conversation.stubs import stub_text, stubs_in
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.transcript import read_session

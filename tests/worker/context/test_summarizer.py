@@ -11,7 +11,8 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.budget import Reserve, Reserved, Settle, Settled, Spent
 from orch_protocol.core.errors import QueryTimeoutError, StoreError
 from orch_protocol.core.messages import Usage
-from orch_protocol.services.requests import Empty, Summarise, SummaryOrder, SummaryRequest, SummaryStep
+from orch_protocol.services.archiving import Summarise, SummaryOrder, SummaryRequest, SummaryStep
+from orch_protocol.services.service import AnyService, Empty
 from orch_worker.context.summarizer import Summariser
 from orch_worker.tools.api.base import ToolContext
 from orch_worker.tools.dispatch.budget_client import Purse
@@ -25,7 +26,8 @@ class Root:
         self.full = full
         self.asked: list[Any] = []
 
-    async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Any:
+    async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:
+        service = called.name
         self.asked.append(params)
         if isinstance(params, Summarise):
             if params.answer is not None:

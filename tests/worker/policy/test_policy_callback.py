@@ -12,6 +12,7 @@ import pytest
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
+from orch_protocol.services.service import AnyService
 from orch_worker.policy.policy_callback import Opinion, named
 from virtual_clock import virtual
 from worker.tools.dispatch.test_guard import Root, box, told
@@ -182,13 +183,16 @@ class TestInTheGuard:
     async def test_the_root_is_asked_where_the_function_is_there(self, tmp_path: Path) -> None:
         """A function in the root judges with the same effect, and a root that cannot be asked denies."""
 
-        async def root(service: str, params: Any, seconds: float | None = None) -> Any:
-            if service == "judge":
+        async def root(called: AnyService, params: Any, seconds: float | None = None) -> Any:
+            if called.name == "judge":
                 return no_touching(params, RULES)
-            return await Root()(service, params, seconds)
+            return await Root()(called, params, seconds)
 
         spec = PolicySpec(asks_root=True)
         toolbox = box(tmp_path, spec, call_root=root)
         assert (await told(toolbox, path="yes"))[0]
         assert "hands off" in (await told(toolbox, path="no"))[2]
-        assert "could not be asked: there is no root here" in (await told(box(tmp_path, spec), path="yes"))[2]
+        assert (
+            "could not be asked: cannot call 'judge': this tool runs without a root"
+            in (await told(box(tmp_path, spec), path="yes"))[2]
+        )

@@ -12,6 +12,7 @@ from orch_protocol.agent.project import ContextConfig, ContextSpec, Page, Survey
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
 from orch_protocol.core.taint import TaintConfig
+from orch_protocol.services.service import AnyService
 from orch_worker.conversation.tokens import Estimator
 from orch_worker.prompt import project_scan
 from orch_worker.prompt.project import Project, context_text
@@ -282,7 +283,8 @@ class TestRules:
         asked: list[tuple[str, str]] = []
         verdicts = {"AGENTS.md": Verdict("allow", "local"), "README.md": Verdict("deny"), "src": Verdict()}
 
-        async def call_root(service: str, params: Any, _: float | None = None) -> Any:
+        async def call_root(called: AnyService, params: Any, _: float | None = None) -> Any:
+            service = called.name
             if service == "survey":
                 raise ToolError("the root has something else to do")
             assert service == "judge"

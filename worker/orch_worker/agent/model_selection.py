@@ -10,12 +10,13 @@ from msgspec.structs import replace
 from orch_protocol.agent.models import Answers, FindModel
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.services.requests import Empty
+from orch_protocol.services.models import FIND_MODEL, RESOLVE_MODEL
+from orch_protocol.services.service import Empty
 
 from ..backends.base import Backend
 from ..backends.switchable import Movable
 from ..session.transcript import Transcript
-from ..tools.api.base import CallRoot
+from ..tools.api.root_client import CallRoot
 
 __all__ = ["Answering", "beside", "model_of"]
 
@@ -108,7 +109,7 @@ class Answering:
         """
         answers = self._due
         if answers is None or not self._fits(answers):
-            answers = await self._call_root("answers", Empty(), FIND_SECONDS)
+            answers = await self._call_root(RESOLVE_MODEL, Empty(), FIND_SECONDS)
         to = answers.backend
         if isinstance(self._backend, Movable):
             if to != self._now:
@@ -146,5 +147,5 @@ class Answering:
         self._settled, self._due = self._recorded, None
 
     def _find(self, model: str) -> Awaitable[BackendSpec]:
-        found: Awaitable[BackendSpec] = self._call_root("find_model", FindModel(model), FIND_SECONDS)
+        found: Awaitable[BackendSpec] = self._call_root(FIND_MODEL, FindModel(model), FIND_SECONDS)
         return found

@@ -458,7 +458,7 @@ class Runtime:
         try:
             if self._answering.unsettled:
                 await self._settle()
-            return cast(Compacted, await self._compacted("", "asked", asked.instructions))
+            return cast("Compacted", await self._compacted("", "asked", asked.instructions))
         finally:
             self.busy = False
             self._leave_if_broken()

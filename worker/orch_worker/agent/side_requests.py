@@ -14,11 +14,13 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.budget import Amounts
 from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import Text, Usage, text_of
+from orch_protocol.services.models import FIND_MODEL
 
 from ..backends.base import Backend
 from ..backends.registry import is_remote
 from ..context.summarizer import writer_of
-from ..tools.api.base import CallRoot, ToolError
+from ..tools.api.base import ToolError
+from ..tools.api.root_client import CallRoot
 from ..tools.dispatch.budget_client import FREE, Hold, Purse
 from ..tools.dispatch.local_only import Locality
 from .model_selection import Answering, model_of
@@ -106,8 +108,7 @@ class Side:
     async def _spec(self, model: str | None) -> BackendSpec:
         if model is None:
             return self.answering.now
-        found: BackendSpec = await self._call_root("find_model", FindModel(model), FIND_SECONDS)
-        return found
+        return await self._call_root(FIND_MODEL, FindModel(model), FIND_SECONDS)
 
 
 def _too_much(asking: Backend, bounds: Bounds) -> str:

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from orch_protocol.agent.spec import ArchivalSpec, BackendSpec, ToolSpec
 from orch_protocol.core.archives import Collapse, Upgrade
 from orch_protocol.core.errors import OrchError, StoreError
 from orch_protocol.core.messages import Message, StopReason
-from orch_protocol.services.requests import Archive, Archived, ArchivePlan, Empty, LiveAgent, SummaryOrder
+from orch_protocol.services.archiving import (
+    COMMIT_ARCHIVES,
+    PLAN_ARCHIVING,
+    Archive,
+    Archived,
+    ArchivePlan,
+    SummaryOrder,
+)
+from orch_protocol.services.requests import LIST_LIVE_SUBAGENTS, LiveAgent
+from orch_protocol.services.service import Empty
 
 from ..backends.base import Backend, Prefix
 from ..conversation.live_subagents import Live, live_block
 from ..session.transcript import Transcript
+from ..tools.api.root_client import CallRoot
 from .summarizer import Summariser
 
 if TYPE_CHECKING:
@@ -46,7 +56,7 @@ class Archiving:
         spec: ArchivalSpec,
         transcript: Transcript,
         backend: Backend,
-        call: Callable[..., Awaitable[Any]],
+        call: CallRoot,
         *,
         summariser: Summariser,
         tools: Sequence[ToolSpec],
@@ -222,7 +232,7 @@ class Archiving:
             summariser = self._summariser
             tokens = self._backend.context_tokens()
             ask = Archive(stop_reason, last, tokens, factor, summariser.there, summariser.beside, now)
-            plan: ArchivePlan = await self._call("archive", ask, PLAN_SECONDS)
+            plan = await self._call(PLAN_ARCHIVING, ask, PLAN_SECONDS)
             if not plan.collapses:
                 return
             collapses, orders = await self._looked_at(plan)
@@ -231,7 +241,7 @@ class Archiving:
             requests = await self._carry_out(collapses)
             done = tuple(collapse.holder for collapse in collapses)
             archived = Archived(done, self._backend.context_tokens(), turns=self._turns_of(done))
-            await self._call("archived", archived, PLAN_SECONDS)
+            await self._call(COMMIT_ARCHIVES, archived, PLAN_SECONDS)
             if (hooks := self._hooks()) is not None:
                 for collapse in collapses:
                     hooks.archived(collapse)
@@ -282,7 +292,7 @@ class Archiving:
 
     async def _tell(self, problem: str) -> None:
         try:
-            await self._call("archived", Archived(problem=problem), PLAN_SECONDS)
+            await self._call(COMMIT_ARCHIVES, Archived(problem=problem), PLAN_SECONDS)
         except OrchError as error:
             print(f"archiving: {error}", flush=True)
 
@@ -350,10 +360,10 @@ class Archiving:
 
     async def block(self) -> str:
         """Return what there is to be said of who is live now, "" for nothing."""
-        children: Sequence[LiveAgent] = ()
+        children: list[LiveAgent] = []
         if self._may_spawn:
             try:
-                children = await self._call("live", Empty(), LIVE_SECONDS)
+                children = await self._call(LIST_LIVE_SUBAGENTS, Empty(), LIVE_SECONDS)
             except OrchError as error:
                 print(f"archiving: who is live is not known: {error}", flush=True)
         holders = [Live(id, f"Archive: {task}") for id, task in self._transcript.session.view.holders()]

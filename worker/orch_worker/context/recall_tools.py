@@ -7,7 +7,15 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from orch_protocol.core.taint import Mark, passed_on
-from orch_protocol.services.requests import Hit, MapAgents, Mapped, MarksOf, ReadArchive, SearchArchive
+from orch_protocol.services.recall import (
+    LIST_TAINT_LABELS,
+    READ_ARCHIVE,
+    SEARCH_ARCHIVE,
+    MarksOf,
+    ReadArchive,
+    SearchArchive,
+)
+from orch_protocol.services.requests import ASK_ALL, MapAgents
 
 from ..conversation.recalled import shown_entries, shown_hits
 from ..conversation.tokens import clip
@@ -31,7 +39,7 @@ async def search_archive(context: ToolContext, query: str, limit: Number = 10) -
         query: What to look for, the more exactly the better.
         limit: The most places to return.
     """
-    hits: list[Hit] = await context.call_root("search_archive", SearchArchive(query, limit), context.seconds)
+    hits = await context.call_root(SEARCH_ARCHIVE, SearchArchive(query, limit), context.seconds)
     return ToolOutput(shown_hits(hits), marks=await _marks(context, *(hit.id for hit in hits)))
 
 
@@ -45,7 +53,7 @@ async def read_archive(context: ToolContext, id: str, first: Number = 1, last: N
         last: The last entry to show.
     """
     asked = ReadArchive(id, first, last)
-    entries = await context.call_root("read_archive", asked, context.seconds)
+    entries = await context.call_root(READ_ARCHIVE, asked, context.seconds)
     return ToolOutput(shown_entries(first, entries), marks=await _marks(context, id))
 
 
@@ -58,7 +66,7 @@ async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str)
         prompt: The question.
     """
     asked = MapAgents(ids, prompt, max(context.seconds - 2.0, context.seconds / 2), context.told)
-    answers: list[Mapped] = await context.call_root("map", asked, context.seconds)
+    answers = await context.call_root(ASK_ALL, asked, context.seconds)
     text = "\n\n".join(
         f"{each.ref}: {clip(each.reply.text, ANSWER_CHARS, 'ask this one alone')}"
         if each.reply is not None
@@ -75,5 +83,5 @@ async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str)
 
 async def _marks(context: ToolContext, *ids: str) -> tuple[Mark, ...]:
     """Return what is brought back from these archives."""
-    marks: list[Mark] = await context.call_root("marks", MarksOf(ids), context.seconds) if ids else []
+    marks = await context.call_root(LIST_TAINT_LABELS, MarksOf(ids), context.seconds) if ids else []
     return tuple(marks)

@@ -10,10 +10,11 @@ from msgspec import Struct
 
 from orch_protocol.agent.spec import BackendSpec, ToolSpec
 from orch_protocol.core.messages import Message, Text, text_of
-from orch_protocol.services.requests import Summarise, SummaryOrder, SummaryStep
+from orch_protocol.services.archiving import SUMMARIZE_ARCHIVE, Summarise, SummaryOrder
 
 from ..backends.base import Backend, Prefix
 from ..backends.registry import is_remote
+from ..tools.api.root_client import CallRoot
 from ..tools.dispatch.budget_client import Purse
 
 __all__ = ["Call", "Summariser", "writer_of"]
@@ -41,7 +42,7 @@ class Summariser:
         self,
         spec: BackendSpec,
         make: Callable[[BackendSpec], Backend],
-        call: Call,
+        call: CallRoot,
         purse: Purse,
         *,
         tools: Sequence[ToolSpec],
@@ -87,8 +88,7 @@ class Summariser:
             async with asyncio.timeout(self._seconds * PATIENCE):
                 while True:
                     said = Summarise(order.holder, answer, order.beside)
-                    step = await self._call("summarise", said, STEP_SECONDS)
-                    assert isinstance(step, SummaryStep)
+                    step = await self._call(SUMMARIZE_ARCHIVE, said, STEP_SECONDS)
                     if step.request is None:
                         return step.stub
                     if backend is None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from orch_protocol.core.messages import Message
-from orch_protocol.services.requests import Hit
+from orch_protocol.services.recall import Hit
 
 from .rendering import render_message
 from .tokens import clip

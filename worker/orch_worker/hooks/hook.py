@@ -9,7 +9,7 @@ import re
 import threading
 import typing
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, overload
@@ -21,8 +21,10 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message
 from orch_protocol.hooks.patches import Abort, Approve, Block, Decision, Patch, name_of
 from orch_protocol.hooks.stages import ALIASES, EVERYTHING, STAGES, HookRow, Kind, OnError
-from orch_protocol.services.recall import SearchArchive
-from orch_protocol.services.requests import QueryAgent, Spawn
+from orch_protocol.services.recall import SEARCH_ARCHIVE, Hit, SearchArchive
+from orch_protocol.services.requests import SPAWN, SUBMIT, QueryAgent, Spawn
+
+from ..tools.api.root_client import CallRoot
 
 __all__ = ["OF_A_FILE", "Handler", "Hook", "HookContext", "Registry", "hook", "make_hook", "stage_of"]
 
@@ -328,9 +330,6 @@ def _name_of(handler: Handler) -> str:
 
 # --- What a hook knows of the agent, and may do besides what it returns ---
 
-Call = Callable[[str, Struct], Awaitable[Any]]
-"""Asks the root for a service, as the agent."""
-
 
 class HookContext:
     """What a hook knows of the agent, and may do besides what it returns.
@@ -346,7 +345,7 @@ class HookContext:
         spec: AgentSpec,
         *,
         say: Callable[[str, bool], None],
-        call: Call,
+        call: CallRoot,
         tell: Callable[[str], None],
         messages: Callable[[], Sequence[Message]] = tuple,
         opened: Callable[[HookContext], None] = lambda _: None,
@@ -427,9 +426,9 @@ class HookContext:
         return self._asked(self._spawned(task, prompt, preset))
 
     async def _spawned(self, task: str, prompt: str | None, preset: str | None) -> str:
-        id: str = (await self._call("spawn", Spawn(task, preset=preset))).id
+        id = (await self._call(SPAWN, Spawn(task, preset=preset))).id
         if prompt is not None:
-            await self._call("submit", QueryAgent(id, prompt))
+            await self._call(SUBMIT, QueryAgent(id, prompt))
         return id
 
     def search_archive(self, query: str, limit: int = 10) -> Any:
@@ -439,8 +438,8 @@ class HookContext:
         """
         return self._asked(self._found(SearchArchive(query, limit)))
 
-    async def _found(self, asked: SearchArchive) -> Any:
-        return await self._call("search_archive", asked)
+    async def _found(self, asked: SearchArchive) -> list[Hit]:
+        return await self._call(SEARCH_ARCHIVE, asked)
 
     def _asked(self, asking: Coroutine[Any, Any, Any]) -> Any:
         if threading.get_ident() == self._thread:

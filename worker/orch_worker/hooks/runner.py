@@ -26,14 +26,14 @@ from orch_protocol.hooks.stages import (
     HookRow,
     HookSaid,
     HooksRan,
-    HooksSaid,
     HookTally,
     RunHook,
     RunHooks,
 )
+from orch_protocol.services.hooks import RECORD_HOOK_RUNS, RUN_HOOKS
 
 from ..system.threads import Late, Threads
-from ..tools.api.base import CallRoot
+from ..tools.api.root_client import CallRoot
 from .dispatch import Came, Done, Followed, Misuse, run_chain, watched
 from .hook import Hook, HookContext, Registry
 from .invoke import awaited, in_thread, task_of
@@ -73,7 +73,7 @@ class AtRoot:
         # Plain ones are called one after the other; for those that are async and observe nobody waits there either.
         seconds = ROOT_SECONDS + sum(hook.row.seconds for hook, _ in callings if hook.waited)
         try:
-            said: HooksSaid = await self._call_root("run_hooks", RunHooks(tuple(asked)), seconds)
+            said = await self._call_root(RUN_HOOKS, RunHooks(tuple(asked)), seconds)
         except QueryTimeoutError:
             late = Late(f"was not heard of from the root within {seconds:g} s")
             return [Came(None, late, seconds)] * len(callings)
@@ -274,7 +274,7 @@ class HookCalls:
         ran = tuple(tally.take() for tally in self._tallies.values() if tally.ran)
         if ran:
             try:
-                await self._call_root("hooks_ran", HooksRan(ran), REPORT_SECONDS)
+                await self._call_root(RECORD_HOOK_RUNS, HooksRan(ran), REPORT_SECONDS)
             except OrchError as error:
                 print(f"hooks: what they did could not be told: {error}", flush=True)
 

@@ -90,4 +90,4 @@ def named(name: str) -> PolicyFunction:
         ) from error
     if not callable(function):
         raise ConfigError(f"policy.function {name!r} is no function, but {type(function).__name__}")
-    return cast(PolicyFunction, function)
+    return cast("PolicyFunction", function)

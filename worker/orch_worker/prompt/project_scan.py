@@ -18,7 +18,8 @@ from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import ToolUse
 from orch_protocol.core.prompts import PromptPart
 from orch_protocol.core.text import scrub
-from orch_protocol.services.requests import Empty
+from orch_protocol.services.resources import SURVEY_PROJECT
+from orch_protocol.services.service import Empty
 
 from ..conversation.tokens import Estimator
 from ..tools.api.base import ToolContext, ToolError
@@ -86,7 +87,7 @@ class Surroundings:
     async def _seen(self) -> Surveyed:
         """Return what there is: as the root knows it, who looks once for all agents of a folder, or else by a look."""
         try:
-            seen: Surveyed = await self._context.call_root("survey", Empty(), ROOT_SECONDS)
+            seen: Surveyed = await self._context.call_root(SURVEY_PROJECT, Empty(), ROOT_SECONDS)
         except (OrchError, ToolError):
             return await asyncio.to_thread(survey, self._spec.rules, self._context)
         return seen

@@ -150,7 +150,7 @@ class Transcript:
         `said` names what somebody said while the agent worked.
         """
         entry = MessageEntry(**self._next(), message=message, turn=turn, usage=usage, said=said)
-        return cast(MessageEntry, self.append(entry)[0])
+        return cast("MessageEntry", self.append(entry)[0])
 
     def turn_start(self, turn: str, interrupted: str) -> None:
         """Record that the query `turn` was accepted after the turn `interrupted` had been cut short."""
@@ -246,7 +246,7 @@ class Transcript:
     def compaction(self, **told: Any) -> CompactionEntry:
         """Record what stands in place of the beginning of the conversation (`told` as in CompactionEntry), and return
         its entry, which is on the disk then."""
-        return cast(CompactionEntry, self.append(CompactionEntry(**self._next(), **told), sync=True)[0])
+        return cast("CompactionEntry", self.append(CompactionEntry(**self._next(), **told), sync=True)[0])
 
     def upgrade(self, upgrade: Upgrade) -> None:
         """Record a better text for what stands in a holder's place."""

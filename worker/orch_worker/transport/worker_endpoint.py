@@ -28,7 +28,7 @@ from orch_protocol.core.messages import Usage
 from orch_protocol.core.prompts import Prompted
 from orch_protocol.core.values import Export, Exported
 from orch_protocol.resources.slash_commands import Did, Do
-from orch_protocol.services.requests import SERVICES
+from orch_protocol.services.service import Service
 from orch_protocol.session.tree import Compact, Condensed, Edit, Edited
 from orch_protocol.wire.frames import MAX_BODY, VERSION, Channel, encode_body
 from orch_protocol.wire.tool_events import Called
@@ -49,6 +49,7 @@ from orch_protocol.wire.worker_messages import (
     RootReply,
     Steer,
     Steered,
+    Stop,
     Summed,
     SumUp,
     TurnEvent,
@@ -74,6 +75,8 @@ LARGE = MAX_BODY // 2
 """Bytes of a call from which on it may go by way of a file."""
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Struct)
+R = TypeVar("R")
 Make: TypeAlias = Callable[[AgentSpec, dict[str, str], Root, tuple[str, ...]], Runtime]
 
 
@@ -169,21 +172,21 @@ class Host:
         """Tell the root that what was said is in the conversation."""
         self._courier.send("steered", Steered(), steer_id)
 
-    async def call_root(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
-        """Ask the root for `service` and return its result struct. Raises the OrchError that the root answers with."""
-        call_id, result_type = new_id(), SERVICES[service][1]
+    async def call_root(self, service: Service[P, R], params: P, seconds: float | None = None) -> R:
+        """Call a service of the root and return its result. Raises the OrchError that the root answers with."""
+        call_id = new_id()
         seconds = ROOT_CALL_SECONDS if seconds is None else seconds
         answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
             payload = msgspec.Raw(encode_body(params))
             if len(payload) < LARGE:
-                self._courier.send("root_call", RootCall(service, payload), call_id)
+                self._courier.send("root_call", RootCall(service.name, payload), call_id)
             else:
-                await asyncio.create_task(self._send_large(RootCall(service, payload), call_id), context=Context())
+                await asyncio.create_task(self._send_large(RootCall(service.name, payload), call_id), context=Context())
             async with asyncio.timeout(seconds):
                 reply: RootReply = await answer
         except TimeoutError:
-            raise QueryTimeoutError(f"the root did not answer {service!r} within {seconds:g} s") from None
+            raise QueryTimeoutError(f"the root did not answer {service.name!r} within {seconds:g} s") from None
         finally:
             del self._calls[call_id]
             if not answer.done() or answer.cancelled():
@@ -191,8 +194,7 @@ class Host:
                 self._courier.send("cancel", Cancel(), call_id)
         if reply.error is not None:
             raise error_from(reply.error)
-        result: Struct = msgspec.msgpack.decode(reply.payload, type=result_type)
-        return result
+        return msgspec.msgpack.decode(reply.payload, type=service.result)
 
     async def _send_large(self, call: RootCall, call_id: str) -> None:
         """Send what goes by way of a file, in a task of its own: whoever asks may be held to other files."""
@@ -211,7 +213,53 @@ class Host:
             if isinstance(body, ErrorInfo):
                 self._on_unreadable(frame.kind, frame.id, body)
             else:
-                getattr(self, f"_on_{frame.kind}", self._on_unexpected)(frame.id, body)
+                self._dispatch(frame.kind, frame.id, body)
+
+    def _dispatch(self, kind: str, id: str, body: Struct) -> None:
+        """Handle one frame of the root. `kind` decides where several kinds have an empty body."""
+        match body:
+            case Init():
+                self._on_init(id, body)
+            case Ping():
+                self._on_ping(id)
+            case Query():
+                self._on_query(id, body)
+            case Steer():
+                self._on_steer(id, body)
+            case Unsay():
+                self._on_unsay(id, body)
+            case Hearing():
+                self._on_hearing(body)
+            case SumUp():
+                self._on_sum_up(id, body)
+            case Compact():
+                self._on_compact(id, body)
+            case Limit():
+                self._on_limit(body)
+            case Edit():
+                self._on_edit(id, body)
+            case Do():
+                self._on_do(id, body)
+            case Export():
+                self._on_export(id, body)
+            case Happened():
+                self._on_happened(body)
+            case Narrow():
+                self._on_narrow(body)
+            case Cancel():
+                self._on_cancel(body)
+            case RootReply():
+                self._on_root_reply(id, body)
+            case Stop():
+                self.stop()
+            case Nothing() if kind == "watch":
+                self._on_watch(id)
+            case Nothing() if kind == "prompt":
+                self._on_prompt(id)
+            case Nothing() if kind == "drop":
+                self._on_drop(id)
+            case _:
+                self._on_unexpected(id, body)
 
     def _on_unexpected(self, id: str, body: Struct) -> None:
         print(f"a root does not send {type(body).__name__} ({id}): dropped", flush=True)
@@ -248,7 +296,7 @@ class Host:
         else:
             self._courier.send("ready", ready)
 
-    def _on_ping(self, id: str, _: Ping) -> None:
+    def _on_ping(self, id: str) -> None:
         self._courier.send("pong", Nothing(), id, reliable=False)
 
     def _on_query(self, id: str, body: Query) -> None:
@@ -262,7 +310,7 @@ class Host:
         turn = self._run(self._runtime, self._runtime.begin(), id, body)
         self._turn = asyncio.get_running_loop().create_task(turn)
 
-    def _on_watch(self, id: str, _: Nothing) -> None:
+    def _on_watch(self, id: str) -> None:
         if id == self._query and self._tale is not None:
             tale, self._tale = self._tale, None
             self._courier.send("so_far", tale.so_far(id), id)
@@ -275,7 +323,7 @@ class Host:
         gone = self._runtime.unsay(body.ids) if self._runtime is not None else ()
         self._courier.send("unsaid", Unsaid(tuple(gone)), id)
 
-    def _on_hearing(self, _id: str, body: Hearing) -> None:
+    def _on_hearing(self, body: Hearing) -> None:
         if self._runtime is not None:
             self._runtime.hear(body.steering, body.follow_up)
 
@@ -305,7 +353,7 @@ class Host:
             answer = Condensed(error=error_info(error))
         self._courier.send("compacted", answer, id)
 
-    def _on_limit(self, _id: str, body: Limit) -> None:
+    def _on_limit(self, body: Limit) -> None:
         if self._runtime is not None:
             self._runtime.gate.limit(body.lane)
 
@@ -318,13 +366,13 @@ class Host:
             done = Edited(error=error_info(error))
         self._courier.send("edited", done, id)
 
-    def _on_prompt(self, id: str, _: Nothing) -> None:
+    def _on_prompt(self, id: str) -> None:
         self._beside(self._show_prompt(id))
 
     def _on_do(self, id: str, body: Do) -> None:
         self._beside(self._do(id, body)).set_name(id)
 
-    def _on_drop(self, id: str, _: Nothing) -> None:
+    def _on_drop(self, id: str) -> None:
         for doing in [each for each in self._asides if each.get_name() == id]:
             doing.cancel()
 
@@ -371,20 +419,17 @@ class Host:
             said = Exported(error=error_info(error))
         self._courier.send("exported", said, id)
 
-    def _on_happened(self, _id: str, body: Happened) -> None:
+    def _on_happened(self, body: Happened) -> None:
         if self._runtime is not None:
             self._runtime.happened(body)
 
-    def _on_narrow(self, _id: str, body: Narrow) -> None:
+    def _on_narrow(self, body: Narrow) -> None:
         if self._runtime is not None:
             self._runtime.toolbox.withdraw(body.withdrawn)
 
-    def _on_cancel(self, _id: str, body: Cancel) -> None:
+    def _on_cancel(self, body: Cancel) -> None:
         if self._runtime is not None:
             self._runtime.cancel(body.short)
-
-    def _on_stop(self, _id: str, _: Nothing) -> None:
-        self.stop()
 
     def _on_root_reply(self, id: str, body: RootReply) -> None:
         answer = self._calls.get(id)

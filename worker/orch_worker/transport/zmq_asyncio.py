@@ -46,7 +46,7 @@ class Drain:
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         """What comes in is not the doing of whoever sent something just before."""
-        self._descriptor = cast(int, socket.getsockopt(zmq.FD))
+        self._descriptor = cast("int", socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
         self._schedule()
 
@@ -89,7 +89,7 @@ class Drain:
     def _look(self) -> int:
         """Return EVENTS, read after the last call into the socket: what comes later is an edge of its own."""
         if self._seen < 0:
-            self._seen = cast(int, self._socket.getsockopt(EVENTS))
+            self._seen = cast("int", self._socket.getsockopt(EVENTS))
         return self._seen
 
     def _wants(self, events: int) -> bool:

@@ -6,7 +6,15 @@ import builtins
 
 from orch_protocol.agent.spec import QueueMode
 from orch_protocol.services.requests import Ref
-from orch_protocol.services.steering_queue import ClearQueue, Queued, QueueShown, SetQueue
+from orch_protocol.services.steering_queue import (
+    CLEAR_QUEUE,
+    SET_QUEUE,
+    SHOW_QUEUE,
+    ClearQueue,
+    Queued,
+    QueueShown,
+    SetQueue,
+)
 
 from .service_call import ServiceCall
 
@@ -22,7 +30,7 @@ class AsyncAgentQueue:
 
     async def list(self) -> builtins.list[Queued]:
         """Return the queued messages in delivery order: steering messages, then follow-ups."""
-        shown: QueueShown = await self._call("queue", Ref(self._id))
+        shown: QueueShown = await self._call(SHOW_QUEUE, Ref(self._id))
         return list(shown.waiting)
 
     async def clear(self, *ids: str) -> builtins.list[Queued]:
@@ -31,9 +39,9 @@ class AsyncAgentQueue:
         A message that is missing from the result was delivered in the meantime. Raises ConfigError for an id that is
         not queued.
         """
-        cleared: QueueShown = await self._call("clear_queue", ClearQueue(self._id, ids or None))
+        cleared: QueueShown = await self._call(CLEAR_QUEUE, ClearQueue(self._id, ids or None))
         return list(cleared.waiting)
 
     async def set_modes(self, *, steering: QueueMode | None = None, follow_up: QueueMode | None = None) -> None:
         """Set whether queued messages are delivered one at a time or all at once; None leaves a mode unchanged."""
-        await self._call("set_queue", SetQueue(self._id, steering, follow_up))
+        await self._call(SET_QUEUE, SetQueue(self._id, steering, follow_up))

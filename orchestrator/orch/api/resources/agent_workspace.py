@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orch_protocol.core.workspace import Arranged, ArrangeWorkspace, ShowWorkspace, WorkspaceShown
+from orch_protocol.services.resources import CHANGE_WORKSPACE, SHOW_WORKSPACE
 
 from .service_call import ServiceCall
 
@@ -21,7 +22,7 @@ class AsyncAgentWorkspace:
 
         Files are compared with the disk: an object made from a file that has changed is `stale`.
         """
-        shown: WorkspaceShown = await self._call("workspace", ShowWorkspace(self._id, about))
+        shown: WorkspaceShown = await self._call(SHOW_WORKSPACE, ShowWorkspace(self._id, about))
         return shown
 
     async def pin(self, *names: str) -> tuple[str, ...]:
@@ -44,5 +45,5 @@ class AsyncAgentWorkspace:
         return (await self._arrange(request)).dropped
 
     async def _arrange(self, request: ArrangeWorkspace) -> Arranged:
-        arranged: Arranged = await self._call("arrange_workspace", request)
+        arranged: Arranged = await self._call(CHANGE_WORKSPACE, request)
         return arranged

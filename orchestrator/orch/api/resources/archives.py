@@ -5,7 +5,11 @@ from __future__ import annotations
 import builtins
 
 from orch_protocol.core.messages import Message
-from orch_protocol.services.requests import (
+from orch_protocol.services.recall import (
+    LIST_ARCHIVES,
+    PRUNE_ARCHIVES,
+    READ_ARCHIVE,
+    SEARCH_ARCHIVE,
     ArchiveRow,
     Hit,
     ListArchives,
@@ -28,7 +32,7 @@ class AsyncArchives:
 
     async def list(self, ref: str | int | None = None) -> builtins.list[ArchiveRow]:
         """Return the archives of agent `ref` and its descendants in creation order; None returns all archives."""
-        rows: list[ArchiveRow] = await self._call("archives", ListArchives(_text(ref)))
+        rows: list[ArchiveRow] = await self._call(LIST_ARCHIVES, ListArchives(_text(ref)))
         return rows
 
     async def search(self, query: str, *, ref: str | int | None = None, limit: int = 10) -> builtins.list[Hit]:
@@ -36,7 +40,7 @@ class AsyncArchives:
 
         `ref` restricts the search to archives of that agent and its descendants.
         """
-        hits: list[Hit] = await self._call("search_archive", SearchArchive(query, limit, _text(ref)))
+        hits: list[Hit] = await self._call(SEARCH_ARCHIVE, SearchArchive(query, limit, _text(ref)))
         return hits
 
     async def read(self, id: str, *, first: int = 1, last: int | None = None) -> builtins.list[Message]:
@@ -44,7 +48,7 @@ class AsyncArchives:
 
         Raises AgentNotFoundError, AmbiguousRefError, DamagedError.
         """
-        messages: list[Message] = await self._call("read_archive", ReadArchive(id, first, last))
+        messages: list[Message] = await self._call(READ_ARCHIVE, ReadArchive(id, first, last))
         return messages
 
     async def prune(self, *, older: float | str, ref: str | int | None = None, dry_run: bool = False) -> Pruned:
@@ -54,7 +58,7 @@ class AsyncArchives:
         would be. The processes of idle agents are stopped. Agents that are running a turn keep their archives and are
         listed in `busy`. Raises ConfigError, StoreError.
         """
-        pruned: Pruned = await self._call("prune", Prune(older, _text(ref), dry_run))
+        pruned: Pruned = await self._call(PRUNE_ARCHIVES, Prune(older, _text(ref), dry_run))
         return pruned
 
 

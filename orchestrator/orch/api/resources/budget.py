@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orch_protocol.core.budget import Budget, BudgetShown, ChangeBudget
+from orch_protocol.services.budgets import CHANGE_BUDGET
 
 from ...policy.budget_rules import budget_change
 from .service_call import ServiceCall
@@ -25,5 +26,5 @@ class AsyncRunBudget:
 
         `max_cost` is in USD. The limits stay in force when the run is opened again, until the configuration changes.
         """
-        shown: BudgetShown = await self._call("budget", ChangeBudget(budget_change(max_cost, budget)))
+        shown: BudgetShown = await self._call(CHANGE_BUDGET, ChangeBudget(budget_change(max_cost, budget)))
         return shown

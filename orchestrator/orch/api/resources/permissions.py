@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 
 from orch_protocol.core.approval import ListPermissions, Permission, Revoke
+from orch_protocol.services.approvals import LIST_PERMISSIONS, REVOKE_PERMISSIONS
 
 from .service_call import ServiceCall
 
@@ -19,10 +20,10 @@ class AsyncPermissions:
 
     async def list(self, folder: str | None = None) -> builtins.list[Permission]:
         """Return the permissions in force in `folder` (None: anywhere), with when each expires."""
-        permissions: list[Permission] = await self._call("permissions", ListPermissions(folder))
+        permissions: list[Permission] = await self._call(LIST_PERMISSIONS, ListPermissions(folder))
         return permissions
 
     async def revoke(self, *ids: str) -> builtins.list[Permission]:
         """Revoke permissions and return them. Calls they covered need approval again. Raises ConfigError."""
-        revoked: list[Permission] = await self._call("revoke", Revoke(ids))
+        revoked: list[Permission] = await self._call(REVOKE_PERMISSIONS, Revoke(ids))
         return revoked

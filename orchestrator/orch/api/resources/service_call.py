@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from orch_protocol.services.service import Service
+
 __all__ = ["ServiceCall"]
+
+P = TypeVar("P", bound=Struct)
+R = TypeVar("R")
 
 
 class ServiceCall(Protocol):
     """Call a service of the root as the user, and return its result."""
 
-    async def __call__(self, method: str, params: Struct) -> Any: ...
+    async def __call__(self, service: Service[P, R], params: P) -> R: ...

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from orch_protocol.core.errors import OrchError
-from orch_protocol.services.requests import SummaryRequest
+from orch_protocol.services.archiving import SummaryRequest
 
 from .catalog import ArchiveRecord
 from .search import Search

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from orch_protocol.core.text import scrub
-from orch_protocol.services.requests import Hit
+from orch_protocol.services.recall import Hit
 from orch_worker.backends.offline.bm25 import Source, rank, terms_of
 
 from .catalog import ArchiveRecord, SearchableCatalog

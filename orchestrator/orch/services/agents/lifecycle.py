@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orch_protocol.core.errors import ConfigError, StoreError
-from orch_protocol.services.requests import AgentRow, Kill, Killed, Resume
+from orch_protocol.services.requests import KILL, RESUME, AgentRow, Kill, Killed, Resume
 from orch_worker.backends.cost_estimate import check_priced
 
+from ...policy.caller import Caller
 from ...supervisor.recovery.crash_recovery import used_by
 from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ...tree.journal.entries import CredentialsSet
 from ...tree.rules.admission import not_persisted_error
 from ..checks.reach import find_agent
+from ..dispatch.handlers import handles
 from .status import row
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ __all__ = ["kill", "resume"]
 GONE_SECONDS = 5.0
 
 
-async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
+@handles(KILL)
+async def kill(root: Supervisor, caller: Caller, params: Kill) -> Killed:
     """End agents with everything below them and wait until their processes are gone. Transcripts stay.
 
     Raises StoreError when that could not be recorded; they are killed all the same.
@@ -37,7 +40,7 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
     if not params.all and not params.refs:
         raise ConfigError("say which agents to kill, or all")
     if params.all:
-        below = nodes if caller is None else nodes.subtree(caller)[:-1]
+        below = nodes if caller.agent_id is None else nodes.subtree(caller.agent_id)[:-1]
         targets = [node for node in below if node.status != "killed"]
     else:
         targets = [find_agent(root, caller, ref, "kill") for ref in params.refs]
@@ -47,7 +50,8 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
         return Killed(tuple(dict.fromkeys(doomed)))
     processes = [(node.spec.id, node.incarnation) for id in ids for node in nodes.subtree(id) if node.running]
     gone = [root.waiters.watch(f"gone:{id}:{incarnation}") for id, incarnation in dict.fromkeys(processes)]
-    by = "the user" if caller is None else f"agent {nodes[caller].spec.name!r}"
+    agent = caller.find_agent(nodes)
+    by = "the user" if agent is None else f"agent {agent.spec.name!r}"
     try:
         used = used_by(node for id in ids for node in nodes.subtree(id))
         killed: tuple[str, ...] = root.handle(events.Kill(ids, by, used))
@@ -66,7 +70,8 @@ async def kill(root: Supervisor, caller: str | None, params: Kill) -> Killed:
     return Killed(killed)
 
 
-async def resume(root: Supervisor, caller: str | None, params: Resume) -> AgentRow:
+@handles(RESUME)
+async def resume(root: Supervisor, caller: Caller, params: Resume) -> AgentRow:
     """Let a killed or failed agent answer again; its next query starts a process.
 
     It goes by limits that are set with it at once where it had some of that kind, else from its next query on.

@@ -21,8 +21,22 @@ from orch_protocol.core.errors import (
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Reply
 from orch_protocol.core.taint import Mark, joined, passed_on
-from orch_protocol.services.requests import Collect, MapAgents, Mapped, QueryAgent, Submitted, Wait, Waited
+from orch_protocol.services.requests import (
+    ASK_ALL,
+    COLLECT,
+    QUERY,
+    SUBMIT,
+    WAIT,
+    Collect,
+    MapAgents,
+    Mapped,
+    QueryAgent,
+    Submitted,
+    Wait,
+    Waited,
+)
 
+from ...policy.caller import Caller, is_below
 from ...supervisor.query_deadlines import PATIENCE_SECONDS
 from ...tree.agents.state import AgentRecord, QueryResult
 from ...tree.journal import events
@@ -30,7 +44,8 @@ from ...tree.journal.entries import QueryStarted
 from ...tree.rules.query_results import available_result, uncollected
 from ..archives.recall import found, with_passages
 from ..checks.local_only import Keeping, stay
-from ..checks.reach import check_recall, find_agent, is_below
+from ..checks.reach import check_recall, find_agent
+from ..dispatch.handlers import handles, handles_streaming
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -41,13 +56,14 @@ __all__ = ["answer", "ask", "collect", "map_agents", "query", "submit", "wait"]
 MOST_AT_ONCE = 4
 
 
-async def query(root: Supervisor, caller: str | None, params: QueryAgent, watcher: Watcher | None = None) -> Reply:
+@handles_streaming(QUERY)
+async def query(root: Supervisor, caller: Caller, params: QueryAgent, watcher: Watcher | None = None) -> Reply:
     """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
     node = await _asked(root, caller, params.ref)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
     _mark(root, caller, node, params.marks)
-    heard = watcher if caller is None else None
+    heard = watcher if caller.is_user else None
     key = ""
     if heard is not None and params.progress:
         key = new_id()
@@ -58,7 +74,7 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
             if heard is not None and params.approve:
                 root.approvals.attend(query_id, heard)
             try:
-                return await answer(root, node, query_id, params.timeout, taker=who(root, caller))
+                return await answer(root, node, query_id, params.timeout, taker=caller.describe(root.tree.agents))
             finally:
                 if heard is not None and params.approve:
                     root.approvals.leave(query_id, heard)
@@ -66,7 +82,8 @@ async def query(root: Supervisor, caller: str | None, params: QueryAgent, watche
         root.watchers.unfollow(key)
 
 
-async def map_agents(root: Supervisor, caller: str | None, params: MapAgents) -> list[Mapped]:
+@handles(ASK_ALL)
+async def map_agents(root: Supervisor, caller: Caller, params: MapAgents) -> list[Mapped]:
     """Ask all of the agents the same, some at a time, each once; return what they said, in the order they were named.
 
     Who cannot answer costs the others nothing. Raises ConfigError when nobody is asked.
@@ -95,25 +112,27 @@ async def map_agents(root: Supervisor, caller: str | None, params: MapAgents) ->
             task.cancel()
 
 
-async def submit(root: Supervisor, caller: str | None, params: QueryAgent) -> Submitted:
+@handles(SUBMIT)
+async def submit(root: Supervisor, caller: Caller, params: QueryAgent) -> Submitted:
     """Ask and return at once; `collect` takes the answer."""
     node = await _asked(root, caller, params.ref)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
     await stay(root, caller, node)
     _mark(root, caller, node, params.marks)
     with Keeping(root, caller, node):
-        before = len(uncollected(node, caller))
+        before = len(uncollected(node, caller.agent_id))
         return Submitted(node.spec.id, ask(root, node, caller, params, stays=True), before)
 
 
-async def collect(root: Supervisor, caller: str | None, params: Collect) -> Reply:
+@handles(COLLECT)
+async def collect(root: Supervisor, caller: Caller, params: Collect) -> Reply:
     """Take an answer, once: that of the last query, but first those to queries that the caller submitted before it.
 
     With `params.query` it is the answer to that query. Raises QueryTimeoutError while it is not there, NoResultError
     later.
     """
     node, query = await found(root, caller, params.ref, "collect from", "ask"), params.query
-    waiting = available_result(node, caller, again=params.again, query=query)
+    waiting = available_result(node, caller.agent_id, again=params.again, query=query)
     _check_own_answer(root, caller, node, waiting or node.pending or node.last)
     pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
     if pending is not None and waiting is None and params.timeout != 0:
@@ -123,26 +142,27 @@ async def collect(root: Supervisor, caller: str | None, params: Collect) -> Repl
             pass  # out of time, which is told below, or failed, which is the answer to collect
     with Advice(root, caller, node), Keeping(root, caller, node):
         pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
-        waiting = available_result(node, caller, again=params.again, query=query)
+        waiting = available_result(node, caller.agent_id, again=params.again, query=query)
         _check_own_answer(root, caller, node, waiting or node.pending or node.last)
         if pending is not None and waiting is None:
             raise QueryTimeoutError(f"agent {node.spec.name!r} ({node.spec.id}) is still at work on: {pending.head}")
         result: QueryResult = root.handle(
-            events.CollectReply(node.spec.id, who(root, caller), params.again, caller, query)
+            events.CollectReply(node.spec.id, caller.describe(root.tree.agents), params.again, caller.agent_id, query)
         )
         return _reply(result)
 
 
-async def wait(root: Supervisor, caller: str | None, params: Wait) -> Waited:
+@handles(WAIT)
+async def wait(root: Supervisor, caller: Caller, params: Wait) -> Waited:
     """Wait until any, all or so many of the agents are not busy, or the time is over; never raises for the time."""
     named = [find_agent(root, caller, ref, "wait for", "ask") for ref in params.refs]
     nodes = list({node.spec.id: node for node in named}.values())
     if not nodes:
         raise ConfigError("wait needs at least one agent")
-    if caller is not None and caller in {node.spec.id for node in nodes}:
+    if caller.agent_id in {node.spec.id for node in nodes}:
         raise ConfigError("an agent cannot wait for itself")
     for node in nodes:
-        if caller is not None and caller in root.tree.agents.waited_for_by(node.spec.id):
+        if caller.agent_id in root.tree.agents.waited_for_by(node.spec.id):
             raise QueryCycleError(
                 f"agent {node.spec.name!r} waits, directly or not, for the agent that would wait for it"
             )
@@ -193,28 +213,23 @@ class Advice:
 
     __slots__ = ("_caller", "_node", "_root")
 
-    def __init__(self, root: Supervisor, caller: str | None, node: AgentRecord) -> None:
+    def __init__(self, root: Supervisor, caller: Caller, node: AgentRecord) -> None:
         self._root, self._caller, self._node = root, caller, node
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if not isinstance(error, BackendError) or self._caller is not None:
+        if not isinstance(error, BackendError) or not self._caller.is_user:
             return
         if hint := self._root.credentials.hint(self._node, error):
             raise error_from(ErrorInfo(type(error).__name__, f"{error}; {hint}")) from None
 
 
-def who(root: Supervisor, caller: str | None) -> str:
-    """Return how the taker of an answer is remembered."""
-    return "the user" if caller is None else f"agent {root.tree.agents[caller].spec.name!r} ({caller})"
-
-
 def ask(
     root: Supervisor,
     node: AgentRecord,
-    caller: str | None,
+    caller: Caller,
     params: QueryAgent,
     *,
     waits: bool = False,
@@ -227,12 +242,12 @@ def ask(
         raise ConfigError(f"the prompt for agent {node.spec.name!r} is text, not {type(params.prompt).__name__}")
     if not params.prompt.strip():
         raise ConfigError(f"the prompt for agent {node.spec.name!r} is empty: say what to do")
-    if params.wake is not None and caller is None:
+    if params.wake is not None and caller.is_user:
         raise ConfigError("`wake` is for agents: the user's program waits with `wait` or the future")
     return root.ask(
         node,
         params.prompt,
-        asker=caller,
+        asker=caller.agent_id,
         waits=waits,
         wake=params.wake,
         request_id=params.request_id,
@@ -241,14 +256,14 @@ def ask(
     )
 
 
-def _mark(root: Supervisor, caller: str | None, node: AgentRecord, marks: tuple[Mark, ...]) -> None:
+def _mark(root: Supervisor, caller: Caller, node: AgentRecord, marks: tuple[Mark, ...]) -> None:
     """Let `node` have what the conversation holds in which the caller thought of the question, before it is asked."""
-    over = passed_on(marks, caller or "")
+    over = passed_on(marks, caller.agent_id or "")
     if joined(node.spec.marks, over) != node.spec.marks:
         root.handle(events.AddTaint(node.spec.id, over))
 
 
-async def _asked(root: Supervisor, caller: str | None, ref: str) -> AgentRecord:
+async def _asked(root: Supervisor, caller: Caller, ref: str) -> AgentRecord:
     """Return the agent or holder that the caller asks. Raises AgentError, ToolNotGrantedError when it may not."""
     node = await found(root, caller, ref, "query", "ask")
     check_recall(root, caller, node)
@@ -257,22 +272,23 @@ async def _asked(root: Supervisor, caller: str | None, ref: str) -> AgentRecord:
 
 
 def _check_own_answer(
-    root: Supervisor, caller: str | None, node: AgentRecord, answer: QueryResult | QueryStarted | None
+    root: Supervisor, caller: Caller, node: AgentRecord, answer: QueryResult | QueryStarted | None
 ) -> None:
     """Raise AgentError when `answer` of `node` is not to the caller, nor `node` below it: of a peer, or an archive that
     it was handed, it takes answers to its own queries only."""
-    if caller is None or is_below(root.tree.agents, caller, node.spec.id):
+    agent = caller.find_agent(root.tree.agents)
+    if agent is None or is_below(root.tree.agents, agent.spec.id, node.spec.id):
         return
-    if answer is None or answer.asker != caller:
+    if answer is None or answer.asker != agent.spec.id:
         raise AgentError(
-            f"agent {root.tree.agents[caller].spec.name!r} may only collect from {node.spec.name!r} what it asked "
+            f"agent {agent.spec.name!r} may only collect from {node.spec.name!r} what it asked "
             "itself; submit a query first"
         )
 
 
-def _check_plan(root: Supervisor, caller: str | None, node: AgentRecord) -> None:
+def _check_plan(root: Supervisor, caller: Caller, node: AgentRecord) -> None:
     """Raise AgentError when the caller is in plan mode and `node` is not: it would do what the caller may not."""
-    asker = root.tree.agents.get(caller)
+    asker = caller.find_agent(root.tree.agents)
     if asker is not None and asker.spec.plan and not node.spec.plan and not node.is_holder:
         raise AgentError(
             f"agent {asker.spec.name!r} is in plan mode and may ask those alone who are too; {node.spec.name!r} is not"

@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING, Final
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.ids import new_id
 from orch_protocol.services.requests import Ref
-from orch_protocol.services.steering_queue import ClearQueue, Queued, QueueShown, SetQueue
+from orch_protocol.services.steering_queue import (
+    CLEAR_QUEUE,
+    SET_QUEUE,
+    SHOW_QUEUE,
+    ClearQueue,
+    Queued,
+    QueueShown,
+    SetQueue,
+)
 from orch_protocol.wire.worker_messages import Unsay
 from orch_worker.session.transcript import read_session
 
+from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord, iso_time
 from ...tree.journal import events
 from ..checks.reach import find_agent
+from ..dispatch.handlers import handles
 from .processes import answered
 
 if TYPE_CHECKING:
@@ -26,13 +36,15 @@ __all__ = ["clear_queue", "queue", "set_queue"]
 UNSAY_SECONDS: Final = 10.0
 
 
-async def queue(root: Supervisor, caller: str | None, params: Ref) -> QueueShown:
+@handles(SHOW_QUEUE)
+async def queue(root: Supervisor, caller: Caller, params: Ref) -> QueueShown:
     """Return what an agent has not heard yet."""
     node = find_agent(root, caller, params.ref, "look at what is said to")
     return _shown(node, _waiting(node))
 
 
-async def set_queue(root: Supervisor, caller: str | None, params: SetQueue) -> QueueShown:
+@handles(SET_QUEUE)
+async def set_queue(root: Supervisor, caller: Caller, params: SetQueue) -> QueueShown:
     """Let an agent hear one thing at a time, or all that wait, from now on; return its queue."""
     node = find_agent(root, caller, params.ref, "steer")
     shown = _shown(node, ())
@@ -42,7 +54,8 @@ async def set_queue(root: Supervisor, caller: str | None, params: SetQueue) -> Q
     return _shown(node, _waiting(node))
 
 
-async def clear_queue(root: Supervisor, caller: str | None, params: ClearQueue) -> QueueShown:
+@handles(CLEAR_QUEUE)
+async def clear_queue(root: Supervisor, caller: Caller, params: ClearQueue) -> QueueShown:
     """Take back what an agent has not heard; return what that was: what is not among it was heard.
 
     Raises ConfigError for an id under which nothing waits, QueryTimeoutError when the process keeps silent.

@@ -28,7 +28,7 @@ from orch_protocol.hooks.stages import HooksSpec
 from orch_protocol.resources.extensions import ExtensionSpec
 from orch_protocol.resources.memory import MemorySpec
 from orch_protocol.resources.skills import READ_SKILL
-from orch_protocol.services.requests import Spawn, Spawned
+from orch_protocol.services.requests import SPAWN, Spawn, Spawned
 from orch_worker.backends.cost_estimate import check_priced
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.backends.registry import template_for
@@ -41,12 +41,14 @@ from orch_worker.tools.dispatch.presets import DESK, NOTES, RECALL, resolve
 from ...config.archival_profiles import rules_of
 from ...policy import sandbox as sandboxing
 from ...policy.budget_rules import check_budget
+from ...policy.caller import USER, Caller
 from ...policy.hook_records import EVIDENCE, hooks_spec, switches_file
 from ...resources.extensions import find, specs
 from ...tree.journal import events
 from ...tree.journal.events import BOOT_SECONDS
 from ..archives.recall import archives_of, found
 from ..checks.local_only import local_model
+from ..dispatch.handlers import handles
 from .skills import left_out, skills_of, there
 
 if TYPE_CHECKING:
@@ -61,12 +63,13 @@ PEER_TOOLS = ("query_subagent", "collect_subagent", "wait_subagents", "list_suba
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
-async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned:
+@handles(SPAWN)
+async def spawn(root: Supervisor, caller: Caller, request: Spawn) -> Spawned:
     """Start an agent and wait until its process is up. Raises SpawnError, ConfigError.
 
     A program that waits no more, as by Ctrl-C, never gets to know the agent: it is ended.
     """
-    parent = root.tree.agents[caller] if caller is not None else None
+    parent = caller.find_agent(root.tree.agents)
     if parent is not None and "spawn_subagent" not in parent.spec.active:
         raise ToolNotGrantedError(f"agent {parent.spec.name!r} was not granted spawn_subagent")
     if parent is not None and request.peers:
@@ -74,8 +77,8 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
             f"agent {parent.spec.name!r} cannot name peers: only the user can, with spawn(peers=[...]) or --peers"
         )
     spec, note = await spec_of(root, request, caller)
-    credentials = root.credentials.record() if caller is None else None
-    id: str = root.handle(events.Spawn(spec, caller, request.request_id, credentials))
+    credentials = root.credentials.record() if caller.is_user else None
+    id: str = root.handle(events.Spawn(spec, caller.agent_id, request.request_id, credentials))
     node = root.tree.agents[id]
     if node.status == "starting":
         try:
@@ -83,7 +86,7 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
         except TimeoutError:
             raise LaunchError(f"agent {node.spec.name!r} ({id}) was not up within {BOOT_SECONDS:g} s") from None
         except asyncio.CancelledError:
-            if caller is None and request.request_id is None:  # nobody has it, or can ask for it again
+            if caller.is_user and request.request_id is None:  # nobody has it, or can ask for it again
                 with contextlib.suppress(OrchError):
                     root.handle(events.Kill((id,), "the user"))
             raise
@@ -92,13 +95,14 @@ async def spawn(root: Supervisor, caller: str | None, request: Spawn) -> Spawned
     return Spawned(id, node.spec.seq, node.spec.name, node.spec.preset, node.spec.depth, node.pid, note)
 
 
-async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -> tuple[AgentSpec, str]:
+async def spec_of(root: Supervisor, request: Spawn, caller: Caller) -> tuple[AgentSpec, str]:
     """Return the spec of the agent that `request` asks for on behalf of `caller`, and what is to be said of its
     sandbox; see `describe`. Raises SandboxError."""
-    over = root.tree.agents[caller].spec if caller is not None else None
-    backend = await root.catalog_for(caller).complete(_backend(request, over, root.config))
+    parent = caller.find_agent(root.tree.agents)
+    over = parent.spec if parent is not None else None
+    backend = await root.catalog_for(caller.agent_id).complete(_backend(request, over, root.config))
     if over is not None and over.local:
-        backend = await local_model(root, backend, caller)
+        backend = await local_model(root, backend, caller.agent_id)
     if request.thinking is not None:
         check_level(request.thinking)
         backend = replace(backend, thinking=request.thinking)
@@ -115,7 +119,7 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
         spec = replace(spec, folder=str(root.fleeting.folder(spec.id)))
     if over is None and root.approvals.opinion is not None:
         spec = replace(spec, policy=replace(spec.policy, asks_root=True))
-    if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(caller):
+    if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(caller.agent_id):
         check_priced(backend)
     sandbox, note = _sandbox(request, spec.preset, over, root.config.sandbox)
     unkept = NOT_ARCHIVED if not spec.persist and root.config.archival.enabled else ""
@@ -131,7 +135,7 @@ async def spec_of(root: Supervisor, request: Spawn, caller: str | None = None) -
 
 async def _peers(root: Supervisor, refs: Sequence[str]) -> tuple[str, ...]:
     """Return the ids of the agents `refs`, which the user names as peers. Raises AgentError, ConfigError."""
-    peers = [await found(root, None, ref, "name", "control") for ref in refs]
+    peers = [await found(root, USER, ref, "name", "control") for ref in refs]
     for ref, node in zip(refs, peers, strict=True):
         if node.deleted:
             raise node.refusal()

@@ -13,19 +13,32 @@ import msgspec
 from orch_protocol.agent.project import Surveyed
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.budget import Amounts, budget_in
-from orch_protocol.core.errors import ConfigError, OrchError
-from orch_protocol.services.requests import AgentRow, Empty, List, Ref, Show, Shown
-from orch_protocol.services.run_events import EventsSince, RunEvent
+from orch_protocol.core.errors import OrchError
+from orch_protocol.services.requests import (
+    LIST_AGENTS,
+    SHOW_AGENT,
+    SHOW_SPEC,
+    SHOW_STATE,
+    AgentRow,
+    List,
+    Ref,
+    Show,
+    Shown,
+)
+from orch_protocol.services.resources import SURVEY_PROJECT
+from orch_protocol.services.run_events import LIST_EVENTS, EventsSince, RunEvent
+from orch_protocol.services.service import Empty
 from orch_worker.conversation.history import without_lost
 from orch_worker.session.transcript import read_session
 
 from ...config import paths
+from ...policy.caller import Caller, is_below
 from ...supervisor.run_events import RECORDED, read_events
 from ...tree.agents.state import AgentRecord, TreeState, iso_time
 from ...tree.journal.journal import JOURNAL, read_entries
 from ..archives.recall import archive_row, found
 from ..checks.local_only import kept_from
-from ..checks.reach import is_below
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -44,15 +57,17 @@ WAITS = ("cold", "died", "starting")
 """What agents are that may need credentials before they go on."""
 
 
-async def list_agents(root: Supervisor, caller: str | None, params: List) -> list[AgentRow]:
+@handles(LIST_AGENTS)
+async def list_agents(root: Supervisor, caller: Caller, params: List) -> list[AgentRow]:
     """Return the agents in the order they were spawned; killed ones and holders only if `all` is set.
 
     An agent gets those below itself and its peers. Agents of other runs come last, by run.
     """
     nodes = list(root.tree.agents) if params.all else _listed(root.tree.agents)
-    if caller is not None:
-        peers = root.tree.agents[caller].spec.peers
-        nodes = [each for each in nodes if each.spec.id in peers or is_below(root.tree.agents, caller, each.spec.id)]
+    agent = caller.find_agent(root.tree.agents)
+    if agent is not None:
+        own, peers = agent.spec.id, agent.spec.peers
+        nodes = [each for each in nodes if each.spec.id in peers or is_below(root.tree.agents, own, each.spec.id)]
     rows = [row(root, node) for node in nodes]
     rows = [
         msgspec.structs.replace(each, task=KEPT, title="", pending=None, activity="", error=None)
@@ -60,7 +75,7 @@ async def list_agents(root: Supervisor, caller: str | None, params: List) -> lis
         else each
         for each, node in zip(rows, nodes, strict=True)
     ]
-    if params.runs and caller is None:
+    if params.runs and caller.is_user:
         rows += await root.disk.do(agents_of_other_runs, root.happenings.path.parent, params.all)
     return rows
 
@@ -70,24 +85,27 @@ def _listed(nodes: TreeState) -> list[AgentRecord]:
     return sorted(awake, key=lambda node: node.spec.seq)
 
 
-async def state(root: Supervisor, caller: str | None, params: Ref) -> AgentRow:
+@handles(SHOW_STATE)
+async def state(root: Supervisor, caller: Caller, params: Ref) -> AgentRow:
     """Return one agent."""
     return row(root, await found(root, caller, params.ref, "look at", "ask"))
 
 
-async def spec(root: Supervisor, caller: str | None, params: Ref) -> AgentSpec:
+@handles(SHOW_SPEC)
+async def spec(root: Supervisor, caller: Caller, params: Ref) -> AgentSpec:
     """Return what an agent was made as, without what may be secret: its tools' environment, its model's options."""
     made = (await found(root, caller, params.ref, "look at", "read")).spec
     bare = BackendSpec(made.backend.provider, made.backend.model)
     return msgspec.structs.replace(made, env={}, backend=bare)
 
 
-async def events(root: Supervisor, caller: str | None, params: EventsSince) -> list[RunEvent]:
+@handles(LIST_EVENTS)
+async def events(root: Supervisor, caller: Caller, params: EventsSince) -> list[RunEvent]:
     """Return what happened in the run after an event, as its journal has it; wait for more when there is none.
 
     Without a `ref` an agent gets what happened to itself.
     """
-    ref = params.ref if params.ref is not None else caller
+    ref = params.ref if params.ref is not None else caller.agent_id
     agent = (await found(root, caller, ref, "look at", "read")).spec.id if ref is not None else None
     deadline = asyncio.get_running_loop().time() + params.seconds
     read = partial(
@@ -105,7 +123,8 @@ async def events(root: Supervisor, caller: str | None, params: EventsSince) -> l
             news.cancel()
 
 
-async def show(root: Supervisor, caller: str | None, params: Show) -> Shown:
+@handles(SHOW_AGENT)
+async def show(root: Supervisor, caller: Caller, params: Show) -> Shown:
     """Return one agent with the tail of its transcript, read from the file: no process is started for it.
 
     A holder's file has what it was asked; what it holds comes with that.
@@ -239,9 +258,8 @@ def _not_running(row: AgentRow) -> AgentRow:
 # --- What is in the folder that an agent works in ---
 
 
-async def survey(root: Supervisor, caller: str | None, _: Empty) -> Surveyed:
+@handles(SURVEY_PROJECT)
+async def survey(root: Supervisor, caller: Caller, _: Empty) -> Surveyed:
     """Return what is in the calling agent's folder; it leaves out itself what its policy does not let it be told."""
-    if caller is None:
-        raise ConfigError("only an agent can ask what is in its folder")
-    spec = root.tree.agents[caller].spec
+    spec = caller.require_agent(root.tree.agents).spec
     return await root.projects.of(Path(spec.cwd), spec.context.rules)

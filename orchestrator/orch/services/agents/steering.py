@@ -12,14 +12,16 @@ from orch_protocol.core.errors import AgentDiedError, ConfigError, ToolNotGrante
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Usage
 from orch_protocol.core.text import scrub
-from orch_protocol.services.requests import AgentRow, CancelTurn, NarrowAgent
-from orch_protocol.services.steering_queue import AgentSteered, SteerAgent
+from orch_protocol.services.requests import CANCEL_TURN, REVOKE_TOOLS, AgentRow, CancelTurn, NarrowAgent
+from orch_protocol.services.steering_queue import STEER, AgentSteered, SteerAgent
 from orch_worker.tools.dispatch.presets import CATEGORIES, resolve
 
+from ...policy.caller import Caller
 from ...supervisor.recovery.crash_recovery import recover_query
 from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ..checks.reach import find_agent
+from ..dispatch.handlers import handles
 from .status import row
 
 if TYPE_CHECKING:
@@ -30,18 +32,20 @@ __all__ = ["cancel", "narrow", "steer"]
 HEARD_SECONDS = 10.0
 
 
-async def steer(root: Supervisor, caller: str | None, params: SteerAgent) -> AgentSteered:
+@handles(STEER)
+async def steer(root: Supervisor, caller: Caller, params: SteerAgent) -> AgentSteered:
     """Say something to an agent that works. Raises AgentError."""
     node = find_agent(root, caller, params.ref, "steer")
     if not params.text.strip():
         raise ConfigError(f"there is nothing to say to agent {node.spec.name!r}: the text is empty")
     if params.follow_up and node.pending is None:
-        return AgentSteered(node.spec.id, query_id=root.ask(node, params.text, asker=caller, stays=True))
+        return AgentSteered(node.spec.id, query_id=root.ask(node, params.text, asker=caller.agent_id, stays=True))
     steer_id: str = root.handle(events.QueueSteering(node.spec.id, new_id(), scrub(params.text), params.follow_up))
     return AgentSteered(node.spec.id, steer_id)
 
 
-async def narrow(root: Supervisor, caller: str | None, params: NarrowAgent) -> AgentRow:
+@handles(REVOKE_TOOLS)
+async def narrow(root: Supervisor, caller: Caller, params: NarrowAgent) -> AgentRow:
     """Take all tools from an agent but those of `tools`, and from everybody below it what it has not any more.
 
     When this returns nothing that was taken begins to run, in any process that answers. Raises AgentError, and
@@ -71,7 +75,8 @@ async def _heard(root: Supervisor, node: AgentRecord) -> None:
         await root.ping(node, seconds=HEARD_SECONDS)
 
 
-async def cancel(root: Supervisor, caller: str | None, params: CancelTurn) -> AgentRow:
+@handles(CANCEL_TURN)
+async def cancel(root: Supervisor, caller: Caller, params: CancelTurn) -> AgentRow:
     """End an agent's turn: its query is answered with stop reason `cancelled`, or, when hard, fails."""
     node = find_agent(root, caller, params.ref, "cancel")
     root.handle(events.CancelTurn(node.spec.id, params.hard, recover_query(node).usage if params.hard else Usage()))

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.ids import new_id
-from orch_protocol.services.requests import Empty
+from orch_protocol.services.resources import WATCH
+from orch_protocol.services.service import Empty
 from orch_protocol.wire.watch_events import QuestionOver, Spoken, WatchAgent
 from orch_protocol.wire.worker_messages import Nothing
 from orch_worker.session.transcript import read_session
 
+from ...policy.caller import Caller
 from ..archives.recall import found
+from ..dispatch.handlers import handles_streaming
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["watch"]
 
 
-async def watch(root: Supervisor, caller: str | None, params: WatchAgent, watcher: Watcher | None = None) -> Empty:
+@handles_streaming(WATCH)
+async def watch(root: Supervisor, caller: Caller, params: WatchAgent, watcher: Watcher | None = None) -> Empty:
     """Tell `watcher` of the turns of an agent until this is cancelled. Raises ConfigError when nobody is to be told.
 
     What was asked of a watcher that goes waits, for as long as questions do, for the next one.

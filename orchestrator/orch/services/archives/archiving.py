@@ -6,21 +6,25 @@ from typing import TYPE_CHECKING
 
 from orch_protocol.agent.config import parse_model
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.errors import ConfigError
-from orch_protocol.services.requests import (
+from orch_protocol.services.archiving import (
+    COMMIT_ARCHIVES,
+    PLAN_ARCHIVING,
+    SUMMARIZE_ARCHIVE,
     Archive,
     Archived,
     ArchivePlan,
-    Empty,
-    LiveAgent,
     Summarise,
     SummaryRequest,
     SummaryStep,
 )
+from orch_protocol.services.requests import LIST_LIVE_SUBAGENTS, LiveAgent
+from orch_protocol.services.service import Empty
 
 from ...archival.plan.economics import prices_for
+from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -28,24 +32,27 @@ if TYPE_CHECKING:
 __all__ = ["archive", "archived", "live", "summarise"]
 
 
-async def archive(root: Supervisor, caller: str | None, params: Archive) -> ArchivePlan:
+@handles(PLAN_ARCHIVING)
+async def archive(root: Supervisor, caller: Caller, params: Archive) -> ArchivePlan:
     """Return what of the caller's conversation is to go to holders now: nothing while archival is off."""
-    node = _caller(root, caller)
+    node = caller.require_agent(root.tree.agents)
     if not root.config.archival.enabled:
         return ArchivePlan()
     return await root.archives.plan(node.spec, params, prices_for(node.spec.backend, params.context_tokens))
 
 
-async def archived(root: Supervisor, caller: str | None, params: Archived) -> Empty:
+@handles(COMMIT_ARCHIVES)
+async def archived(root: Supervisor, caller: Caller, params: Archived) -> Empty:
     """Take note of the archives that the caller has put on record: they can be asked from now on."""
-    node = _caller(root, caller)
+    node = caller.require_agent(root.tree.agents)
     await note(root, node, params.context_tokens, params.problem, params.turns)
     return Empty()
 
 
-async def summarise(root: Supervisor, caller: str | None, params: Summarise) -> SummaryStep:
+@handles(SUMMARIZE_ARCHIVE)
+async def summarise(root: Supervisor, caller: Caller, params: Summarise) -> SummaryStep:
     """Return what a model is to be asked next about an archive of the caller, or what came of it."""
-    node = _caller(root, caller)
+    node = caller.require_agent(root.tree.agents)
     backend: BackendSpec | None = None
     if (model := root.config.archival.summary.model) is not None:
         backend = await root.catalog_for(node.spec.id).complete(parse_model(model))
@@ -56,9 +63,10 @@ async def summarise(root: Supervisor, caller: str | None, params: Summarise) -> 
     return SummaryStep(step, backend)
 
 
-async def live(root: Supervisor, caller: str | None, _: Empty) -> list[LiveAgent]:
+@handles(LIST_LIVE_SUBAGENTS)
+async def live(root: Supervisor, caller: Caller, _: Empty) -> list[LiveAgent]:
     """Return the agents that the caller has spawned and can ask."""
-    node = _caller(root, caller)
+    node = caller.require_agent(root.tree.agents)
     children = (root.tree.agents[id] for id in node.children)
     return [
         LiveAgent(child.spec.id, child.spec.task)
@@ -79,9 +87,3 @@ async def note(
     holders = tuple((record.id, record.task) for record in records if record.id not in node.archives)
     root.handle(events.RecordArchives(node.spec.id, holders, context_tokens, problem, looked=True, turns=turns or {}))
     root.archives.told(node.spec, size)
-
-
-def _caller(root: Supervisor, caller: str | None) -> AgentRecord:
-    if caller is None:
-        raise ConfigError("only an agent can ask what of its own conversation is to be archived")
-    return root.tree.agents[caller]

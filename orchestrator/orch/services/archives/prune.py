@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.services.requests import ArchiveRow, Prune, Pruned
+from orch_protocol.services.recall import PRUNE_ARCHIVES, ArchiveRow, Prune, Pruned
 
+from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord, iso_time
 from ...tree.journal import events
 from ...tree.rules.deletions import redacted
 from ..checks.idle import AtWork, holders_of, rest
 from ..checks.transcripts import rewriting_transcripts
+from ..dispatch.handlers import handles
 from .recall import archive_row, look_up, owners_in_sight
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 
 
-async def prune(root: Supervisor, caller: str | None, params: Prune) -> Pruned:
+@handles(PRUNE_ARCHIVES)
+async def prune(root: Supervisor, caller: Caller, params: Prune) -> Pruned:
     """Delete archives, agent by agent; one that works just now keeps its own. Raises ConfigError, StoreError.
 
     Whoever gives up waiting does not end it.

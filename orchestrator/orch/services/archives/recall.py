@@ -13,7 +13,18 @@ from orch_protocol.agent.spec import AgentSpec, Limits
 from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, OrchError
 from orch_protocol.core.messages import Message
 from orch_protocol.core.taint import Mark, joined, passed_on
-from orch_protocol.services.requests import ArchiveRow, Hit, ListArchives, MarksOf, ReadArchive, SearchArchive
+from orch_protocol.services.recall import (
+    LIST_ARCHIVES,
+    LIST_TAINT_LABELS,
+    READ_ARCHIVE,
+    SEARCH_ARCHIVE,
+    ArchiveRow,
+    Hit,
+    ListArchives,
+    MarksOf,
+    ReadArchive,
+    SearchArchive,
+)
 from orch_worker.backends.registry import template_for
 from orch_worker.conversation.recalled import with_hits
 
@@ -21,10 +32,12 @@ from ...archival.engine import merge_hits
 from ...archival.recall import check_entries, check_search
 from ...archival.store.catalog import ArchiveRecord
 from ...archival.store.deletion import HOLDERS
+from ...policy.caller import Caller, Scope
 from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ..checks.local_only import kept_from
-from ..checks.reach import Scope, find_agent, reaches
+from ..checks.reach import find_agent
+from ..dispatch.handlers import handles
 from .archiving import note
 
 if TYPE_CHECKING:
@@ -48,7 +61,8 @@ PASSAGES = 8
 MOST_HITS = 100
 
 
-async def archives(root: Supervisor, caller: str | None, params: ListArchives) -> list[ArchiveRow]:
+@handles(LIST_ARCHIVES)
+async def archives(root: Supervisor, caller: Caller, params: ListArchives) -> list[ArchiveRow]:
     """Return the archives in sight, by agent, in the order they were made."""
     owners = await _owners(root, caller, params.ref)
     known = [(owner, await root.archives.known(owner.spec)) for owner in owners]
@@ -60,7 +74,8 @@ async def archives(root: Supervisor, caller: str | None, params: ListArchives) -
     return rows
 
 
-async def search_archive(root: Supervisor, caller: str | None, params: SearchArchive) -> list[Hit]:
+@handles(SEARCH_ARCHIVE)
+async def search_archive(root: Supervisor, caller: Caller, params: SearchArchive) -> list[Hit]:
     """Return the places in archives in sight where the query stands, or what resembles it. Raises ConfigError."""
     check_search(params.query, params.limit)
     if not params.query.strip():
@@ -74,7 +89,8 @@ async def search_archive(root: Supervisor, caller: str | None, params: SearchArc
     return merge_hits(await asyncio.gather(*searches), limit)
 
 
-async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive) -> list[Message]:
+@handles(READ_ARCHIVE)
+async def read_archive(root: Supervisor, caller: Caller, params: ReadArchive) -> list[Message]:
     """Return messages of an archive in sight, exactly as they were. Raises AgentNotFoundError, AmbiguousRefError."""
     check_entries(params.id, params.first, params.last)
     holder = await _holder(root, caller, params.id)
@@ -84,7 +100,8 @@ async def read_archive(root: Supervisor, caller: str | None, params: ReadArchive
     return await root.archives.read(owner.spec, holder, params.first, params.last)
 
 
-async def marks(root: Supervisor, caller: str | None, params: MarksOf) -> list[Mark]:
+@handles(LIST_TAINT_LABELS)
+async def marks(root: Supervisor, caller: Caller, params: MarksOf) -> list[Mark]:
     """Return what a conversation holds that is shown something of these archives. Those out of sight say nothing."""
     said: tuple[Mark, ...] = ()
     for id in dict.fromkeys(params.ids):
@@ -92,11 +109,13 @@ async def marks(root: Supervisor, caller: str | None, params: MarksOf) -> list[M
             holder = await _holder(root, caller, id)
             owner = root.tree.agents[root.tree.agents.holders[holder]]
             record = await root.archives.record(owner.spec, holder)
-            said = joined(said, record.marks if owner.spec.id == caller else passed_on(record.marks, owner.spec.id))
+            said = joined(
+                said, record.marks if owner.spec.id == caller.agent_id else passed_on(record.marks, owner.spec.id)
+            )
     return list(said)
 
 
-async def found(root: Supervisor, caller: str | None, ref: str, action: str, scope: Scope) -> AgentRecord:
+async def found(root: Supervisor, caller: Caller, ref: str, action: str, scope: Scope) -> AgentRecord:
     """Return the agent that `ref` means to `caller`; a holder that nobody has asked yet is added to the tree.
 
     See `reach.find_agent`. Raises AgentError, for a holder whose archive was deleted ArchiveDeletedError.
@@ -169,7 +188,7 @@ async def with_passages(root: Supervisor, node: AgentRecord, prompt: str) -> str
     return with_hits(prompt, hits)
 
 
-async def archives_of(root: Supervisor, caller: str | None, refs: Iterable[str]) -> tuple[str, ...]:
+async def archives_of(root: Supervisor, caller: Caller, refs: Iterable[str]) -> tuple[str, ...]:
     """Return the ids of the archives `refs`, which `caller` hands to an agent, with those that they contain.
 
     Raises AgentError for an archive that the caller does not reach itself.
@@ -187,7 +206,7 @@ async def archives_of(root: Supervisor, caller: str | None, refs: Iterable[str])
     return tuple(ids)
 
 
-async def _holder(root: Supervisor, caller: str | None, ref: str, scope: Scope = "ask") -> str:
+async def _holder(root: Supervisor, caller: Caller, ref: str, scope: Scope = "ask") -> str:
     """Return the id of the archive that `ref` is, or begins, to `caller`.
 
     Raises AgentNotFoundError, AmbiguousRefError.
@@ -195,9 +214,9 @@ async def _holder(root: Supervisor, caller: str | None, ref: str, scope: Scope =
     nodes, known = root.tree.agents, root.tree.agents.holders
 
     def matching() -> list[str]:
-        return [id for id in known if id.startswith(ref) and reaches(nodes, caller, id, scope)]
+        return [id for id in known if id.startswith(ref) and caller.reaches(nodes, id, scope)]
 
-    if ref not in known or not reaches(nodes, caller, ref, scope):
+    if ref not in known or not caller.reaches(nodes, ref, scope):
         for _ in range(2):
             matches = matching() if len(ref) >= LEAST_PREFIX else []
             if len(matches) == 1:
@@ -213,7 +232,7 @@ async def _holder(root: Supervisor, caller: str | None, ref: str, scope: Scope =
             raise AmbiguousRefError(
                 f"{ref!r} is too little of an archive's id: type {LEAST_PREFIX} characters of it or more"
             )
-        if caller is not None:
+        if not caller.is_user:
             raise AgentNotFoundError(f"no archive {ref[:80]!r} of yours: search_archive finds the ids there are")
         raise AgentNotFoundError(f"no archive {ref[:80]!r}: `orch archive list` shows those there are")
     return ref
@@ -229,23 +248,23 @@ async def _look(root: Supervisor, nodes: Iterable[AgentRecord]) -> None:
                 await note(root, node)
 
 
-async def _owners(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[AgentRecord]:
+async def _owners(root: Supervisor, caller: Caller, ref: str | None) -> Sequence[AgentRecord]:
     """Return those of the agents in sight that have archives, or are alive."""
     await _look(root, owners_in_sight(root, caller, ref))
     return owners_in_sight(root, caller, ref)
 
 
-def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Sequence[AgentRecord]:
+def owners_in_sight(root: Supervisor, caller: Caller, ref: str | None) -> Sequence[AgentRecord]:
     """Return the agents that may have archives: `ref` and those below it; None means all, for an agent its own.
 
     Raises AgentError, ConfigError.
     """
     nodes = root.tree.agents
     may_have = {*nodes.holders.values(), *nodes.unlooked, *nodes.alive}
-    if ref is None and caller is None:
+    if ref is None and caller.agent_id is None:
         top = sorted((nodes[id] for id in may_have), key=lambda node: node.spec.seq)
     elif ref is None:
-        top = nodes.subtree(caller or "")
+        top = nodes.subtree(caller.agent_id or "")
     else:
         node = find_agent(root, caller, ref, "use archives of", "read")
         if node.is_holder:
@@ -263,10 +282,11 @@ def owners_in_sight(root: Supervisor, caller: str | None, ref: str | None) -> Se
     return [node for node in there if node.spec.archival is not None or node.archives]
 
 
-def _handed(root: Supervisor, caller: str | None, ref: str | None) -> dict[str, set[str]]:
+def _handed(root: Supervisor, caller: Caller, ref: str | None) -> dict[str, set[str]]:
     """Return the archives that the caller was handed, by their owner, unless it names whose archives it means."""
     nodes, found = root.tree.agents, dict[str, set[str]]()
-    for id in nodes[caller].spec.archives if caller is not None and ref is None else ():
+    agent = caller.find_agent(nodes)
+    for id in agent.spec.archives if agent is not None and ref is None else ():
         owner = nodes.get(nodes.holders.get(id))
         if owner is not None and not owner.deleted:
             found.setdefault(owner.spec.id, set()).add(id)

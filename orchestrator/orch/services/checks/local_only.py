@@ -9,11 +9,14 @@ from msgspec.structs import replace
 from orch_protocol.agent.models import Localise
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError, ErrorInfo, OrchError, error_from
+from orch_protocol.services.models import RESTRICT_TO_LOCAL
 from orch_worker.backends.local_servers import LOCAL
 from orch_worker.backends.registry import is_remote
 
+from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -21,21 +24,23 @@ if TYPE_CHECKING:
 __all__ = ["Keeping", "kept_from", "local_model", "localise", "stay"]
 
 
-async def localise(root: Supervisor, caller: str | None, params: Localise) -> BackendSpec:
+@handles(RESTRICT_TO_LOCAL)
+async def localise(root: Supervisor, caller: Caller, params: Localise) -> BackendSpec:
     """Return the model of this machine that the calling agent goes on with, for good unless it only looks.
 
     Raises ConfigError when there is none.
     """
-    node = root.tree.agents[caller or ""]
-    backend = await local_model(root, node.spec.backend, caller)
+    node = caller.require_agent(root.tree.agents)
+    backend = await local_model(root, node.spec.backend, node.spec.id)
     if not params.look and not node.spec.local:
         _keep(root, node, backend)
     return backend
 
 
-def kept_from(root: Supervisor, caller: str | None, node: AgentRecord) -> bool:
+def kept_from(root: Supervisor, caller: Caller, node: AgentRecord) -> bool:
     """Say whether what `node` has to say is for models of this machine alone, and the calling agent need not be one."""
-    return caller is not None and node.spec.local and not root.tree.agents[caller].spec.local
+    asker = caller.find_agent(root.tree.agents)
+    return asker is not None and node.spec.local and not asker.spec.local
 
 
 class Keeping:
@@ -43,7 +48,7 @@ class Keeping:
 
     __slots__ = ("_caller", "_node", "_root")
 
-    def __init__(self, root: Supervisor, caller: str | None, node: AgentRecord) -> None:
+    def __init__(self, root: Supervisor, caller: Caller, node: AgentRecord) -> None:
         self._root, self._caller, self._node = root, caller, node
 
     def __enter__(self) -> None:
@@ -69,15 +74,15 @@ async def local_model(root: Supervisor, backend: BackendSpec, id: str | None = N
     return replace(found, thinking=backend.thinking)
 
 
-async def stay(root: Supervisor, caller: str | None, node: AgentRecord) -> None:
+async def stay(root: Supervisor, caller: Caller, node: AgentRecord) -> None:
     """See to it that what the caller's conversation holds does not leave this machine with what it asks of `node`.
 
     So does what a holder holds, whoever asks it. Raises ConfigError when there is no local model for that.
     """
-    if caller is None and not node.is_holder:
+    if caller.is_user and not node.is_holder:
         return
     nodes = root.tree.agents
-    kin = (caller, node.spec.parent_id if node.is_holder else None)
+    kin = (caller.agent_id, node.spec.parent_id if node.is_holder else None)
     bound = any(each is not None and each.spec.local for each in map(nodes.get, kin))
     if not bound or node.spec.local or node.pending is not None:
         return

@@ -1,67 +1,45 @@
-"""Which agents a caller may reach: the one place that decides it, for every service.
+"""Resolve references to agents, within what the caller reaches.
 
 The user (a program, the CLI, a slash command) reaches every agent. An agent reaches the agents and holders below
-itself. It may also ask the peers that the user named for it, and the archives that it was handed.
+itself. It may also ask the peers that the user named for it, and the archives that it was given. See
+`policy.caller`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from orch_protocol.core.errors import AgentNotFoundError, ToolNotGrantedError
 
+from ...policy.caller import Caller, Scope
 from ...tree.agents.agent_refs import resolve
-from ...tree.agents.state import AgentRecord, TreeState
+from ...tree.agents.state import AgentRecord
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["Scope", "check_recall", "find_agent", "is_below", "reaches", "unreachable"]
-
-Scope: TypeAlias = Literal["control", "read", "ask"]
-"""What the caller wants to do: `control` reaches below the caller only, `read` also the caller itself, `ask` also its
-peers and the archives that it was handed."""
+__all__ = ["check_recall", "find_agent", "unreachable"]
 
 
-def reaches(nodes: TreeState, caller: str | None, id: str, scope: Scope) -> bool:
-    """Return whether `caller` reaches the agent, or the archive, with exactly this id."""
-    if caller is None:
-        return True
-    if is_below(nodes, caller, id):
-        return True
-    if scope == "control":
-        return False
-    if id == caller:
-        return True
-    spec = nodes[caller].spec
-    return scope == "ask" and (id in spec.peers or id in spec.archives)
-
-
-def is_below(nodes: TreeState, caller: str, id: str) -> bool:
-    """Return whether the agent or archive `id` is below `caller`, at any depth."""
-    node = nodes.get(id)
-    parent = node.spec.parent_id if node is not None else nodes.holders.get(id)
-    return any(above.spec.id == caller for above in nodes.chain(parent))
-
-
-def find_agent(root: Supervisor, caller: str | None, ref: str, action: str, scope: Scope = "control") -> AgentRecord:
+def find_agent(root: Supervisor, caller: Caller, ref: str, action: str, scope: Scope = "control") -> AgentRecord:
     """Return the agent that `ref` means to `caller`. Raises AgentNotFoundError, AmbiguousRefError.
 
     `action` says in the error what the caller may not do. For an agent the error is the same whether an agent that it
     does not reach exists or not.
     """
     nodes = root.tree.agents
-    if caller is None:
+    agent = caller.find_agent(nodes)
+    if agent is None:
         return resolve(nodes, ref)
     try:
-        return resolve(nodes, ref, lambda id: reaches(nodes, caller, id, scope))
+        return resolve(nodes, ref, lambda id: caller.reaches(nodes, id, scope))
     except AgentNotFoundError:
-        raise unreachable(root, caller, ref, action, scope) from None
+        raise unreachable(agent, ref, action, scope) from None
 
 
-def unreachable(root: Supervisor, caller: str, ref: str, action: str, scope: Scope) -> AgentNotFoundError:
-    """Return the error for an agent that names one that it does not reach."""
-    name, shown = root.tree.agents[caller].spec.name, ref[:80]
+def unreachable(agent: AgentRecord, ref: str, action: str, scope: Scope) -> AgentNotFoundError:
+    """Return the error for a reference of `agent` to an agent that it does not reach."""
+    name, shown = agent.spec.name, ref[:80]
     if scope == "ask":
         return AgentNotFoundError(
             f"agent {name!r} may only {action} agents below itself and its peers, and {shown!r} is none of them; "
@@ -70,9 +48,10 @@ def unreachable(root: Supervisor, caller: str, ref: str, action: str, scope: Sco
     return AgentNotFoundError(f"agent {name!r} may only {action} agents below itself, and {shown!r} is none of them")
 
 
-def check_recall(root: Supervisor, caller: str | None, node: AgentRecord) -> None:
+def check_recall(root: Supervisor, caller: Caller, node: AgentRecord) -> None:
     """Raise ToolNotGrantedError when the caller was granted query_subagent for archives only, and `node` is none."""
-    spec = root.tree.agents[caller].spec if caller is not None else None
+    agent = caller.find_agent(root.tree.agents)
+    spec = agent.spec if agent is not None else None
     if spec is None or not spec.recall_only or "spawn_subagent" in spec.active:
         return
     if not node.is_holder:

@@ -22,10 +22,19 @@ from orch_protocol.core.approval import (
 )
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.policy import EXIT_PLAN, TASK_CREATE, PolicyCall, Verdict
+from orch_protocol.services.approvals import (
+    ANSWER_APPROVAL,
+    EVALUATE_POLICY,
+    LIST_PERMISSIONS,
+    REQUEST_APPROVAL,
+    REVOKE_PERMISSIONS,
+)
 
 from ...policy.approvals import NOBODY_TO_ASK
+from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -36,9 +45,10 @@ COMMANDS: Final = ("command", "code", "plan")
 """The arguments that say best what a call is about, but for a path."""
 
 
-async def judge(root: Supervisor, caller: str | None, params: PolicyCall) -> Verdict:
+@handles(EVALUATE_POLICY)
+async def judge(root: Supervisor, caller: Caller, params: PolicyCall) -> Verdict:
     """Return what the program's policy function says of the calling agent's call; without one it is denied."""
-    spec = root.tree.agents[caller or ""].spec
+    spec = caller.require_agent(root.tree.agents).spec
     if root.approvals.opinion is None:
         return Verdict(
             "deny", "any", "the program that the agent was spawned by had a policy function, this one has none"
@@ -47,12 +57,13 @@ async def judge(root: Supervisor, caller: str | None, params: PolicyCall) -> Ver
     return await root.approvals.opinion.of(call, spec.policy.rules)
 
 
-async def approve(root: Supervisor, caller: str | None, params: ApproveCall) -> Approved:
+@handles(REQUEST_APPROVAL)
+async def approve(root: Supervisor, caller: Caller, params: ApproveCall) -> Approved:
     """Ask whoever is there whether the calling agent may run a call. Never raises for a no.
 
     A plan that is approved ends the agent's plan mode. Raises StoreError when that cannot be recorded.
     """
-    node = root.tree.agents[caller or ""]
+    node = caller.require_agent(root.tree.agents)
     lineage = lineage_of(root, node)
     digest = digest_of(params.tool, params.input, params.paths)
     if params.tool == EXIT_PLAN and (no := _no_plan(lineage)):
@@ -96,16 +107,14 @@ def _no_plan(lineage: Sequence[AgentRecord]) -> str:
     return f"agent {above!r} above you is in plan mode still: give your plan as your answer" if above else ""
 
 
-async def answer(root: Supervisor, caller: str | None, params: AnswerQuestion) -> Answered:  # noqa: ARG001
+@handles(ANSWER_APPROVAL)
+async def answer(root: Supervisor, _: Caller, params: AnswerQuestion) -> Answered:
     """Answer a question. The first answer counts."""
     return root.approvals.answer(params)
 
 
-async def permissions(
-    root: Supervisor,
-    caller: str | None,  # noqa: ARG001
-    params: ListPermissions,
-) -> list[Permission]:
+@handles(LIST_PERMISSIONS)
+async def permissions(root: Supervisor, _: Caller, params: ListPermissions) -> list[Permission]:
     """Return what was approved for later and still holds, of this root's sessions and of projects."""
     nodes = root.tree.agents
     return [
@@ -115,7 +124,8 @@ async def permissions(
     ]
 
 
-async def revoke(root: Supervisor, caller: str | None, params: Revoke) -> list[Permission]:  # noqa: ARG001
+@handles(REVOKE_PERMISSIONS)
+async def revoke(root: Supervisor, _: Caller, params: Revoke) -> list[Permission]:
     """Take permissions back and return them; the next call is asked about anew. Raises ConfigError, StoreError."""
     return root.approvals.revoke(None if params.all else params.ids, params.folder)
 

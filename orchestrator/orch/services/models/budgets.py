@@ -7,11 +7,14 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from orch_protocol.core.budget import BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled, Spent
-from orch_protocol.core.errors import ProtocolError, StoreError
-from orch_protocol.services.requests import Empty
+from orch_protocol.core.errors import StoreError
+from orch_protocol.services.budgets import CHANGE_BUDGET, RECORD_USAGE, RESERVE_BUDGET, SETTLE_BUDGET
+from orch_protocol.services.service import Empty
 
+from ...policy.caller import Caller
 from ...supervisor.waiters import SETTLED
 from ...tree.journal import events
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -19,9 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["budget", "reserve", "settle", "spent"]
 
 
-async def reserve(root: Supervisor, caller: str | None, params: Reserve) -> Reserved:
+@handles(RESERVE_BUDGET)
+async def reserve(root: Supervisor, caller: Caller, params: Reserve) -> Reserved:
     """Put something aside, waiting while others hold what is needed. Raises BudgetExceededError, StoreError."""
-    agent = _agent(caller)
+    agent = caller.require_agent(root.tree.agents).spec.id
     while (reserved := root.budgets.reserve(agent, params)) is None:
         # It comes back when somebody settles, when somebody's turn or process is over, and when a limit is raised.
         watchers = [root.waiters.watch(topic) for topic in (SETTLED, *root.budgets.holders())]
@@ -39,9 +43,10 @@ async def reserve(root: Supervisor, caller: str | None, params: Reserve) -> Rese
     return reserved
 
 
-async def settle(root: Supervisor, caller: str | None, params: Settle) -> Settled:
+@handles(SETTLE_BUDGET)
+async def settle(root: Supervisor, caller: Caller, params: Settle) -> Settled:
     """Take something as used, and tell of budgets that come to an end."""
-    agent = _agent(caller)
+    agent = caller.require_agent(root.tree.agents).spec.id
     if (entry := root.budgets.settle(agent, params.id, params.amounts)) is not None:
         with contextlib.suppress(StoreError):  # then it counts once more, if the root dies in that very turn
             root.note(entry)
@@ -49,21 +54,17 @@ async def settle(root: Supervisor, caller: str | None, params: Settle) -> Settle
     return Settled(root.budgets.low(agent))
 
 
-async def spent(root: Supervisor, caller: str | None, params: Spent) -> Empty:
+@handles(RECORD_USAGE)
+async def spent(root: Supervisor, caller: Caller, params: Spent) -> Empty:
     """Put on record what the agent used beside its turns."""
-    root.handle(events.RecordUsage(_agent(caller), params.usage))
+    root.handle(events.RecordUsage(caller.require_agent(root.tree.agents).spec.id, params.usage))
     return Empty()
 
 
-async def budget(root: Supervisor, _: str | None, params: ChangeBudget) -> BudgetShown:
+@handles(CHANGE_BUDGET)
+async def budget(root: Supervisor, _: Caller, params: ChangeBudget) -> BudgetShown:
     """Set limits for all agents together, from now on, and return what they are."""
     if (entry := root.budgets.change(params.change)) is not None:
         root.note(entry)
         root.budgets_changed()
     return BudgetShown(root.budgets.of_all, root.budgets.configured, root.budgets.spent(None))
-
-
-def _agent(caller: str | None) -> str:
-    if caller is None:
-        raise ProtocolError("something is put aside for agents alone: a budget is set with spawn, resume or budget")
-    return caller

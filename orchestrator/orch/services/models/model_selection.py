@@ -11,17 +11,20 @@ from orch_protocol.agent.config import parse_model
 from orch_protocol.agent.models import Answers
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, ConfigError
-from orch_protocol.services.requests import Empty
+from orch_protocol.services.models import RESOLVE_MODEL
+from orch_protocol.services.service import Empty
 from orch_worker.agent.model_selection import model_of
 from orch_worker.backends.cost_estimate import check_priced
 from orch_worker.backends.registry import PROVIDERS, is_remote
 from orch_worker.backends.thinking import check_level, level_of
 from orch_worker.session.session_index import read_outline
 
+from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ..checks.idle import AtWork, rest
 from ..checks.local_only import local_model
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -29,10 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["answers", "answers_at", "chosen", "holds", "make_way", "told", "true_now"]
 
 
-async def answers(root: Supervisor, caller: str | None, _: Empty) -> Answers:
+@handles(RESOLVE_MODEL)
+async def answers(root: Supervisor, caller: Caller, _: Empty) -> Answers:
     """Return who answers for the calling agent, by its session file, which is so from now on. Raises ConfigError when
     that model cannot be asked, StoreError."""
-    node = root.tree.agents[caller or ""]
+    node = caller.require_agent(root.tree.agents)
     found = await answers_at(root, node.spec, *await root.disk.do(_recorded, Path(node.spec.folder)))
     true_now(root, node, found)
     return found

@@ -6,10 +6,13 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
-from orch_protocol.core.errors import ProtocolError
 from orch_protocol.core.rate_limits import Admit, Admitted, LaneLeft, LaneRefused
-from orch_protocol.services.requests import Empty
+from orch_protocol.services.budgets import ADMIT_REQUEST, RELEASE_REQUEST, REPORT_RATE_LIMIT
+from orch_protocol.services.service import Empty
 from orch_protocol.wire.worker_messages import Limit, Progress
+
+from ...policy.caller import Caller
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -20,17 +23,19 @@ LUCK: Final = random.SystemRandom()
 """Of its own: a program that seeds `random` is to get its own numbers from it, all of them."""
 
 
-async def refused(root: Supervisor, caller: str | None, params: LaneRefused) -> Empty:
+@handles(REPORT_RATE_LIMIT)
+async def refused(root: Supervisor, caller: Caller, params: LaneRefused) -> Empty:
     """Take in that a model refused a request, and tell all others."""
-    _agent(caller)
+    caller.require_agent(root.tree.agents)
     if root.lanes.refuse(params.lane, params.wait, _now(), LUCK.random()):
         root.workers.tell_all("limit", Limit(params.lane))
     return Empty()
 
 
-async def admit(root: Supervisor, caller: str | None, params: Admit) -> Admitted:
+@handles(ADMIT_REQUEST)
+async def admit(root: Supervisor, caller: Caller, params: Admit) -> Admitted:
     """Wait until the next request may be made."""
-    agent, lane = _agent(caller), params.lane
+    agent, lane = caller.require_agent(root.tree.agents).spec.id, params.lane
     while (permit := root.lanes.admit(lane, agent, _now())) is None:
         step = root.activity[agent].step if agent in root.activity else 0
         root.activity[agent] = Progress("model", f"{lane}, which has too many requests: waits for its turn", step)
@@ -43,9 +48,10 @@ async def admit(root: Supervisor, caller: str | None, params: Admit) -> Admitted
     return Admitted(permit)
 
 
-async def left(root: Supervisor, caller: str | None, params: LaneLeft) -> Empty:
+@handles(RELEASE_REQUEST)
+async def left(root: Supervisor, caller: Caller, params: LaneLeft) -> Empty:
     """A request that was admitted is over: let others go."""
-    _agent(caller)
+    caller.require_agent(root.tree.agents)
     root.lanes.leave(params.lane, params.id, ok=params.ok)
     root.waiters.tell(f"lane:{params.lane}")
     return Empty()
@@ -53,9 +59,3 @@ async def left(root: Supervisor, caller: str | None, params: LaneLeft) -> Empty:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _agent(caller: str | None) -> str:
-    if caller is None:
-        raise ProtocolError("models are asked by agents alone: nobody else is let wait for them")
-    return caller

@@ -12,12 +12,15 @@ from orch_protocol.core.errors import NoValueError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.taint import joined
 from orch_protocol.core.values import Export, Exported, Taken, TakeValue, Value
+from orch_protocol.services.resources import TAKE_VALUE
 from orch_worker.tools.values.store import FOLDER, NAME
 
+from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord
 from ..agents.processes import answered
 from ..archives.recall import found
 from ..checks.local_only import Keeping
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -27,7 +30,8 @@ __all__ = ["value"]
 SECONDS: Final = 60.0
 
 
-async def value(root: Supervisor, caller: str | None, params: TakeValue) -> Taken:
+@handles(TAKE_VALUE)
+async def value(root: Supervisor, caller: Caller, params: TakeValue) -> Taken:
     """Return where the value of a name, or a handle, of an agent lies as data. No process is started for it.
 
     Raises NoValueError, AgentError, QueryTimeoutError.

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
 from orch_protocol.core.errors import OrchError
 from orch_protocol.hooks.stages import HooksRan, HooksSaid, RunHooks
-from orch_protocol.services.requests import Empty
+from orch_protocol.services.hooks import RECORD_HOOK_RUNS, RUN_HOOKS
+from orch_protocol.services.resources import REFRESH_CATALOGS
+from orch_protocol.services.service import Empty, Service
 from orch_protocol.services.steering_queue import SteerAgent
 
+from ...policy.caller import USER, AgentCaller, Caller
 from ..agents.steering import steer
+from ..dispatch.call import call, check_grant
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...resources.prompt_templates import Templates
     from ...supervisor.supervisor import Supervisor
 
 __all__ = ["attend", "hooks_ran", "run_hooks"]
+
+P = TypeVar("P", bound=Struct)
+R = TypeVar("R")
 
 
 def attend(root: Supervisor, templates: Templates) -> None:
@@ -28,32 +36,30 @@ def attend(root: Supervisor, templates: Templates) -> None:
 
     async def say(id: str, text: str, follow_up: bool) -> None:
         try:
-            await steer(root, None, SteerAgent(id, text, follow_up))
+            await steer(root, USER, SteerAgent(id, text, follow_up))
         except OrchError as error:
             print(f"what a hook said to {id}: {error}", flush=True)
 
-    async def call(id: str, service: str, params: Struct) -> Any:
-        from .. import call, check_grant  # the table of services has this one in it
-
+    async def call_for_agent(id: str, service: Service[P, R], params: P) -> R:
         check_grant(root.tree.agents[id].spec, service)
-        return await call(root, id, service, params)
+        return await call(root, AgentCaller(id), service, params)
 
     async def look() -> None:
-        from .. import call
-
-        await call(root, None, "catalogs", Empty())
+        await call(root, USER, REFRESH_CATALOGS, Empty())
 
     root.offers.follow(templates, look)
     root.hooks.say = lambda *said: asyncio.run_coroutine_threadsafe(say(*said), loop)
-    root.hooks.call = call
+    root.hooks.call = call_for_agent
 
 
-async def run_hooks(root: Supervisor, caller: str | None, params: RunHooks) -> HooksSaid:
+@handles(RUN_HOOKS)
+async def run_hooks(root: Supervisor, caller: Caller, params: RunHooks) -> HooksSaid:
     """Call hooks of this program for the calling agent."""
-    return await root.hooks.run(params, root.tree.agents[caller or ""].spec, root.hooks.say, root.disk.do)
+    return await root.hooks.run(params, caller.require_agent(root.tree.agents).spec, root.hooks.say, root.disk.do)
 
 
-async def hooks_ran(root: Supervisor, caller: str | None, params: HooksRan) -> Empty:  # noqa: ARG001
+@handles(RECORD_HOOK_RUNS)
+async def hooks_ran(root: Supervisor, _: Caller, params: HooksRan) -> Empty:
     """Count what hooks did, for `orch hooks list`."""
     root.hooks.ran(params.rows, root.disk.do)
     return Empty()

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orch_protocol.core.messages import Text, ToolUse
-from orch_protocol.services.requests import RunTool, ToolRan
+from orch_protocol.services.requests import RUN_TOOL, RunTool, ToolRan
 from orch_worker.tools.api.base import Tool, ToolContext
 from orch_worker.tools.dispatch.toolbox import Toolbox
+
+from ...policy.caller import Caller
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -16,9 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["run_tool"]
 
 
-async def run_tool(root: Supervisor, caller: str | None, params: RunTool) -> ToolRan:
+@handles(RUN_TOOL)
+async def run_tool(root: Supervisor, caller: Caller, params: RunTool) -> ToolRan:
     """Run the root tool `params.name` of the calling agent. What goes wrong is its text, with `is_error`."""
-    spec = root.tree.agents[caller or ""].spec
+    spec = caller.require_agent(root.tree.agents).spec
     tools: dict[str, Tool] = root.tools.get(spec.id, {})
     context = ToolContext(
         cwd=Path(spec.cwd), env=spec.env, agent_id=spec.id, depth=spec.depth, seconds=spec.limits.tool_seconds

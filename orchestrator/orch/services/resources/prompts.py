@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Final
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.prompts import Prompted, PromptShown, ShowPrompt
-from orch_protocol.services.requests import Empty
+from orch_protocol.services.resources import SHOW_PROMPT
+from orch_protocol.services.service import Empty
 from orch_protocol.wire.worker_messages import Nothing
 from orch_worker.conversation.live_subagents import Live, live_block
 
+from ...policy.caller import AgentCaller, Caller
 from ...tree.agents.state import AgentRecord
 from ..agents.processes import answered
 from ..archives.archiving import live
 from ..archives.recall import found
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -26,7 +29,8 @@ SECONDS: Final = 30.0
 """A process that is asked for the first time looks at its folder before it answers."""
 
 
-async def prompt(root: Supervisor, caller: str | None, params: ShowPrompt) -> PromptShown:
+@handles(SHOW_PROMPT)
+async def prompt(root: Supervisor, caller: Caller, params: ShowPrompt) -> PromptShown:
     """Return the prompt that the next request of an agent would have; no process is started for it.
 
     Raises AgentError, QueryTimeoutError.
@@ -36,7 +40,7 @@ async def prompt(root: Supervisor, caller: str | None, params: ShowPrompt) -> Pr
         answer: Prompted | None = await answered(root, node, "prompt", Nothing(), new_id(), "prompted", SECONDS)
         if answer is not None and answer.shown is not None:
             return answer.shown
-    children = await live(root, node.spec.id, Empty()) if _tells(node) else []
+    children = await live(root, AgentCaller(node.spec.id), Empty()) if _tells(node) else []
     hooked = bool(node.spec.hooks.load) or any("before_system_prompt" in row.stages for row in root.hooks.rows)
     return await root.disk.do(_without_process, node.spec, [Live(child.id, child.task) for child in children], hooked)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orch_protocol.resources.slash_commands import CommandCatalog, Execute, Executed, ShowCommands
-from orch_protocol.services.requests import Empty
+from orch_protocol.services.resources import EXECUTE_COMMAND, LIST_COMMANDS, REFRESH_CATALOGS
+from orch_protocol.services.service import Empty
 
+from ...policy.caller import USER, Caller
+from ..dispatch.handlers import handles
 from ..sessions.sessions import session_of
 
 if TYPE_CHECKING:
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["catalogs", "commands", "execute"]
 
 
-async def commands(root: Supervisor, caller: str | None, params: ShowCommands) -> CommandCatalog:
+@handles(LIST_COMMANDS)
+async def commands(root: Supervisor, caller: Caller, params: ShowCommands) -> CommandCatalog:
     """Return all that can be executed in a session. Raises AgentError."""
     # Here and below imported when it is asked for: most roots execute none.
     from ...commands.dispatch import catalog
@@ -23,7 +27,8 @@ async def commands(root: Supervisor, caller: str | None, params: ShowCommands) -
     return await catalog(root, session_of(root, caller, params.ref, "look at", "read"))
 
 
-async def execute(root: Supervisor, caller: str | None, params: Execute) -> Executed:
+@handles(EXECUTE_COMMAND)
+async def execute(root: Supervisor, caller: Caller, params: Execute) -> Executed:
     """Execute a line in a session. Raises ConfigError, and what the command raises."""
     from ...commands.dispatch import execute
 
@@ -32,7 +37,8 @@ async def execute(root: Supervisor, caller: str | None, params: Execute) -> Exec
     )
 
 
-async def catalogs(root: Supervisor, _: str | None, params: Empty) -> list[str]:  # noqa: ARG001
+@handles(REFRESH_CATALOGS)
+async def catalogs(root: Supervisor, _: Caller, __: Empty) -> list[str]:
     """Look again at the catalogs that somebody has asked for, and return the ids of those agents whose has changed.
 
     That is an event then, `catalog_changed`. Whoever changes what is on offer asks for this.
@@ -42,6 +48,6 @@ async def catalogs(root: Supervisor, _: str | None, params: Empty) -> list[str]:
         node = root.tree.agents.get(id)
         if node is None or node.status == "killed":
             root.offers.forget(id)
-        elif (await commands(root, None, ShowCommands(id))).digest != digest:
+        elif (await commands(root, USER, ShowCommands(id))).digest != digest:
             changed.append(id)
     return changed

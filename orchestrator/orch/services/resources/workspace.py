@@ -19,8 +19,11 @@ from orch_protocol.core.workspace import (
     WorkspaceShown,
     WorkspaceSpec,
 )
+from orch_protocol.services.resources import CHANGE_WORKSPACE, SHOW_WORKSPACE
 from orch_protocol.session.tree import Arrange, Edit
 
+from ...policy.caller import Caller
+from ..dispatch.handlers import handles
 from ..sessions.sessions import put, session_of
 
 if TYPE_CHECKING:
@@ -33,13 +36,15 @@ __all__ = ["arrange_workspace", "workspace"]
 ASKED_FOR = "somebody asked for that"
 
 
-async def workspace(root: Supervisor, caller: str | None, params: ShowWorkspace) -> WorkspaceShown:
+@handles(SHOW_WORKSPACE)
+async def workspace(root: Supervisor, caller: Caller, params: ShowWorkspace) -> WorkspaceShown:
     """Return what an agent has at hand, as its session has it. Raises AgentNotFoundError, StoreError."""
     node = session_of(root, caller, params.ref, "look at", "read")
     return await root.disk.do(_shown, node.spec, params.about, node.running)
 
 
-async def arrange_workspace(root: Supervisor, caller: str | None, params: ArrangeWorkspace) -> Arranged:
+@handles(CHANGE_WORKSPACE)
+async def arrange_workspace(root: Supervisor, caller: Caller, params: ArrangeWorkspace) -> Arranged:
     """Change what an agent has at hand, between turns; it is on record when this returns.
 
     Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.

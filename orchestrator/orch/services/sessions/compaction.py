@@ -8,10 +8,13 @@ from orch_protocol.core.errors import AgentDiedError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Usage
 from orch_protocol.core.text import scrub
+from orch_protocol.services.sessions import COMPACT_SESSION
 from orch_protocol.session.tree import Compact, Compacted, CompactSession, Condensed
 
+from ...policy.caller import Caller
 from ...tree.journal import events
 from ..agents.processes import answered, roused
+from ..dispatch.handlers import handles
 from .sessions import check_idle, session_of
 
 if TYPE_CHECKING:
@@ -23,7 +26,8 @@ COMPACT_SECONDS: Final = 100.0
 """So long is the agent's process waited for, besides what its model may take by the rules."""
 
 
-async def compact(root: Supervisor, caller: str | None, params: CompactSession) -> Compacted:
+@handles(COMPACT_SESSION)
+async def compact(root: Supervisor, caller: Caller, params: CompactSession) -> Compacted:
     """Compact the conversation of an agent between turns; it gets a process for that if it has none.
 
     Raises AgentBusyError while a turn runs, ConfigError when nothing can go or a hook forbids it, AgentGoneError for an

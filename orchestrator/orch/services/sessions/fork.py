@@ -13,6 +13,7 @@ from orch_protocol.agent.config import parse_model
 from orch_protocol.agent.models import Answers
 from orch_protocol.core.errors import AgentBusyError, ConfigError, OrchError
 from orch_protocol.core.ids import new_id
+from orch_protocol.services.sessions import FORK_SESSION
 from orch_protocol.session.tree import Forked, ForkSession
 from orch_worker.agent.model_selection import model_of
 from orch_worker.backends.cost_estimate import check_priced
@@ -22,6 +23,7 @@ from orch_worker.system.files import cannot
 from orch_worker.tools.python import namespace
 from orch_worker.tools.values.store import take_along
 
+from ...policy.caller import Caller
 from ...sessions.copy_session import copy_conversation
 from ...sessions.import_ import plant
 from ...tree.agents.state import answered_by, iso_time
@@ -29,6 +31,7 @@ from ...tree.journal import events
 from ..agents.spawn import check_name
 from ..archives.archiving import note
 from ..checks.local_only import local_model
+from ..dispatch.handlers import handles
 from ..models.model_selection import answers_at, holds
 from .sessions import session_of
 
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["fork"]
 
 
-async def fork(root: Supervisor, caller: str | None, params: ForkSession) -> Forked:
+@handles(FORK_SESSION)
+async def fork(root: Supervisor, caller: Caller, params: ForkSession) -> Forked:
     """Make a cold agent whose session is a copy of another one's: one path through it, or all branches; with archives.
 
     It may do what that one may, below the same agent. Raises AgentBusyError when no entry is named and a turn runs,

@@ -13,10 +13,11 @@ import msgspec
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import ConfigError, OrchError
 from orch_protocol.core.ids import new_entry_id
-from orch_protocol.services.import_export import Imported, ImportSession
+from orch_protocol.services.import_export import IMPORT_SESSION, Imported, ImportSession
 from orch_protocol.services.requests import Spawn
 from orch_protocol.session.entries import ArchiveEntry, MessageEntry, ModelChange, ThinkingLevelChange
 
+from ...policy.caller import USER, Caller
 from ...sessions.copy_session import copy_conversation
 from ...sessions.formats.conversation import Found, Told, path_of
 from ...sessions.formats.detect import read_conversation
@@ -25,6 +26,7 @@ from ...tree.agents.state import iso_time
 from ...tree.journal import events
 from ..agents.spawn import spec_of
 from ..archives.archiving import note
+from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["import_session"]
 
 
-async def import_session(root: Supervisor, _: str | None, params: ImportSession) -> Imported:
+@handles(IMPORT_SESSION)
+async def import_session(root: Supervisor, _: Caller, params: ImportSession) -> Imported:
     """Make a cold agent of the conversation in a file, and of each that it had started. The file is only read.
 
     Raises ForeignFileError, DamagedError, StoreError, ConfigError, SpawnError.
@@ -80,7 +83,7 @@ async def _adopt(
         raise ConfigError(f"no agent can be made of that: {error}") from error
     if above is not None:
         request = msgspec.structs.replace(request, task=task_of(found), name=None)
-    spec, said = await spec_of(root, request)
+    spec, said = await spec_of(root, request, USER)
     if above is not None:
         spec = msgspec.structs.replace(spec, parent_id=above.id, depth=above.depth + 1)
     folder, found = Path(spec.folder), _gone_on_with(found, spec, request.thinking, iso_time(root.clock()))

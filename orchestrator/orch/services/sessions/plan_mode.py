@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 from orch_protocol.core.errors import AgentBusyError, ConfigError
 from orch_protocol.core.ids import new_id
 from orch_protocol.services.requests import AgentRow
+from orch_protocol.services.sessions import SET_PLAN_MODE
 from orch_protocol.session.tree import SetPlanning
 
+from ...policy.caller import Caller
 from ...tree.journal import events
 from ..agents.status import row
 from ..checks.idle import AtWork, rest
+from ..dispatch.handlers import handles
 from ..models.approvals import lineage_of
 from .sessions import session_of
 
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["set_planning"]
 
 
-async def set_planning(root: Supervisor, caller: str | None, params: SetPlanning) -> AgentRow:
+@handles(SET_PLAN_MODE)
+async def set_planning(root: Supervisor, caller: Caller, params: SetPlanning) -> AgentRow:
     """Let an agent go on in plan mode, or without; it is in no turn, and its process ends: the next knows.
 
     Raises AgentBusyError, and ConfigError for one that is to be let out before somebody above it is.

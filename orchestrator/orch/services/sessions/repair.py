@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orch_protocol.core.errors import AgentBusyError
+from orch_protocol.services.sessions import CHECK_SESSION
 from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.session.tree import Finding, FsckSession, SessionChecked
 from orch_worker.session.transcript import NAME
 
+from ...policy.caller import Caller
 from ...sessions.findings import in_session
 from ...sessions.repair import mend
 from ...tree.agents.state import AgentRecord
 from ..archives.recall import look_up
 from ..checks.idle import AtWork, holders_of, rest
 from ..checks.transcripts import rewriting_transcripts
+from ..dispatch.handlers import handles
 from .sessions import session_of
 
 if TYPE_CHECKING:
@@ -25,7 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["fsck_session"]
 
 
-async def fsck_session(root: Supervisor, caller: str | None, params: FsckSession) -> SessionChecked:
+@handles(CHECK_SESSION)
+async def fsck_session(root: Supervisor, caller: Caller, params: FsckSession) -> SessionChecked:
     """Return what is wrong with a session file; with `repair`, put a mended copy in its place, if something is.
 
     The damaged file is kept beside it. Raises AgentBusyError while a turn runs, ForeignFileError for a file that is

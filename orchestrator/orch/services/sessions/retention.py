@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orch_protocol.core.errors import AgentBusyError, ConfigError, LockedError
+from orch_protocol.services.sessions import PRUNE_SESSIONS
 from orch_protocol.session.tree import PrunedSession, PrunedSessions, PruneSessions
 
 from ...archival.store.deletion import bytes_in
+from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord, TreeState, iso_time
 from ...tree.journal import events
 from ..archives.prune import seconds_of
 from ..checks.idle import AtWork, holders_of, rest
+from ..dispatch.handlers import handles
 from .deletion import finish_deletions
 
 if TYPE_CHECKING:
@@ -30,7 +33,8 @@ OVER: Final = ("killed", "failed")
 ASLEEP: Final = ("cold", "died")
 
 
-async def prune_sessions(root: Supervisor, _: str | None, params: PruneSessions) -> PrunedSessions:
+@handles(PRUNE_SESSIONS)
+async def prune_sessions(root: Supervisor, _: Caller, params: PruneSessions) -> PrunedSessions:
     """Delete the sessions of agents that were killed, or never came up, and that nobody has touched since; with `idle`
     also of those that nobody has asked, which are killed first.
 

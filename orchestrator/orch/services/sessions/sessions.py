@@ -17,7 +17,8 @@ from orch_protocol.core.text import scrub
 from orch_protocol.core.workspace import WORKSPACE
 from orch_protocol.hooks.stages import ACTED
 from orch_protocol.resources.skills import SKILL_READ
-from orch_protocol.services.requests import Empty
+from orch_protocol.services.service import Empty
+from orch_protocol.services.sessions import CHANGE_SESSION, LIST_SESSION_METADATA, SHOW_SESSION
 from orch_protocol.session.entries import Custom
 from orch_protocol.session.tree import (
     Changed,
@@ -42,12 +43,14 @@ from orch_worker.context.summarizer import writer_of
 from orch_worker.session.session_index import question, read_outline
 from orch_worker.session.transcript import Transcript, read_session
 
+from ...policy.caller import AgentCaller, Caller, Scope
 from ...sessions.stored import check_label, read_tree
 from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ...tree.journal.events import BOOT_SECONDS
 from ..agents.processes import answered, roused
-from ..checks.reach import Scope, find_agent
+from ..checks.reach import find_agent
+from ..dispatch.handlers import handles
 from ..models import model_selection
 
 if TYPE_CHECKING:
@@ -62,19 +65,22 @@ OWN: Final = frozenset({WORKSPACE, SKILL_READ, ACTED})
 """A process reads its whole file again when its conversation goes back: large ones take seconds."""
 
 
-async def session(root: Supervisor, caller: str | None, params: ShowSession) -> SessionShown:
+@handles(SHOW_SESSION)
+async def session(root: Supervisor, caller: Caller, params: ShowSession) -> SessionShown:
     """Return what is in a session, read from its file. Raises AgentNotFoundError, AmbiguousRefError, StoreError."""
     node = session_of(root, caller, params.ref, "look at", "read")
     return await root.disk.do(_shown, node.spec, node.model, params.most)
 
 
-async def kept(root: Supervisor, caller: str | None, params: ListKept) -> list[Kept]:
+@handles(LIST_SESSION_METADATA)
+async def kept(root: Supervisor, caller: Caller, params: ListKept) -> list[Kept]:
     """Return what programs keep with a session, as far as it is on the way that the conversation went, in order."""
     node = session_of(root, caller, params.ref, "look at", "read")
     return await root.disk.do(_kept, Path(node.spec.folder), params.custom_type)
 
 
-async def change_session(root: Supervisor, caller: str | None, params: ChangeSession) -> Changed:
+@handles(CHANGE_SESSION)
+async def change_session(root: Supervisor, caller: Caller, params: ChangeSession) -> Changed:
     """Change a session between turns; it is on record when this returns, also when whoever asks has given up by then.
 
     Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.
@@ -111,7 +117,7 @@ async def change_session(root: Supervisor, caller: str | None, params: ChangeSes
     return Changed(node.spec.id, edit.entry, text, summary, left is not None and left.by_model, model, told)
 
 
-def session_of(root: Supervisor, caller: str | None, ref: str, action: str, scope: Scope = "control") -> AgentRecord:
+def session_of(root: Supervisor, caller: Caller, ref: str, action: str, scope: Scope = "control") -> AgentRecord:
     """Return the agent that `ref` means to `caller`, which is no holder. Raises AgentError, ConfigError."""
     node = find_agent(root, caller, ref, action, scope)
     if node.is_holder:
@@ -141,7 +147,7 @@ async def _made(root: Supervisor, node: AgentRecord, edit: Edit, was: AgentSpec)
         return
     # Somebody else's change came in between, or what it is told may not leave this machine any more.
     with contextlib.suppress(ConfigError, StoreError):  # whoever asks next is told
-        await model_selection.answers(root, node.spec.id, Empty())
+        await model_selection.answers(root, AgentCaller(node.spec.id), Empty())
 
 
 async def put(root: Supervisor, node: AgentRecord, edit: Edit) -> None:
@@ -185,7 +191,7 @@ async def _summed(root: Supervisor, node: AgentRecord, to: str | None) -> Summed
             left = await answered(root, node, "sum_up", asked, new_entry_id(()), "summed", SUM_UP_SECONDS)
             if left is not None:
                 root.handle(events.RecordUsage(spec.id, left.usage))
-                return cast(Summed, left)
+                return cast("Summed", left)
     return await root.disk.do(_extracted, Path(spec.folder), to)
 
 

@@ -24,7 +24,7 @@ from orch.config.archival_profiles import Rules, rules_of
 from orch_protocol.agent.config import ArchivalConfig, Profile, TriggerConfig
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services.requests import Summarise
+from orch_protocol.services.archiving import Summarise
 from orch_worker.conversation.stubs import holder_of, holders_in
 from orch_worker.conversation.tokens import Estimator
 from orch_worker.conversation.turns import is_prompt

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from orch import Config, ConfigError, ContextConfig, ScriptedBackend, StoreError, SubagentsConfig, ToolNotGrantedError
+from orch.policy.caller import AgentCaller
 from orch.services import call
 from orch_protocol.agent.project import ContextSpec
 from orch_protocol.core.messages import Message, Text, assistant, text_of, user
-from orch_protocol.services.requests import Spawn
+from orch_protocol.services.requests import SPAWN, Spawn
 from orch_worker.conversation.framing import is_project
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import NEST, World, fill, opened
@@ -169,11 +170,11 @@ async def test_agents_below_go_by_the_same_rules(tmp_path: Path, folder: Path) -
     async with opened(tmp_path / "home", config=context(minimal="brief")) as world:
         agent = await world.scripted("-", tools=["all"], cwd=folder)
         asked = Spawn("t", preset="minimal", script=("x",), context_rules=ContextConfig(minimal="full"))
-        child = (await call(world.supervisor, agent.id, "spawn", asked)).id
+        child = (await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)).id
         await (await world.get(child)).query("go")
         assert level(world, child) == "brief"
         asked = Spawn("t", preset="minimal", script=("x",), context="full")
-        child = (await call(world.supervisor, agent.id, "spawn", asked)).id
+        child = (await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)).id
         await (await world.get(child)).query("go")
         assert level(world, child) == "full"
 
@@ -184,11 +185,13 @@ async def test_an_agent_that_reads_no_files_cannot_read_them_by_a_child(tmp_path
     async with opened(tmp_path / "home", config=context(tools="full")) as world:
         for own, told in (("none", "none"), ("brief", "brief")):
             agent = await world.scripted("-", tools=NEST, cwd=folder, context=own)
-            child = (await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("x",)))).id
+            child = (await call(world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", tools=(), script=("x",)))).id
             await (await world.get(child)).query("go")
             assert level(world, child) == told
             with pytest.raises(ToolNotGrantedError, match=r"context 'full' .* not granted read_file"):
-                await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("x",), context="full"))
+                await call(
+                    world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", tools=(), script=("x",), context="full")
+                )
 
 
 @virtual

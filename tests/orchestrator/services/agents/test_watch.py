@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from orch import AgentDiedError, Config, ConfigError, PolicyConfig, ScriptedBackend
+from orch.policy.caller import USER
 from orch.services import call
 from orch_protocol.core.approval import AnswerQuestion
 from orch_protocol.core.messages import assistant
-from orch_protocol.services.requests import CancelTurn, QueryAgent
+from orch_protocol.services.approvals import ANSWER_APPROVAL
+from orch_protocol.services.requests import CANCEL_TURN, SUBMIT, CancelTurn, QueryAgent
+from orch_protocol.services.resources import WATCH
 from orch_protocol.wire.watch_events import TurnBegan, TurnEnded, WatchAgent
 from orchestrator.root_double import Gate, World, opened
 from virtual_clock import until, virtual
@@ -50,7 +53,7 @@ class Seen:
 async def watched(world: World, ref: str, **how: Any) -> AsyncIterator[Seen]:
     """Watch an agent for a while."""
     seen = Seen()
-    task = asyncio.create_task(call(world.supervisor, None, "watch", WatchAgent(ref, **how), seen))
+    task = asyncio.create_task(call(world.supervisor, USER, WATCH, WatchAgent(ref, **how), seen))
     await asyncio.sleep(0)
     try:
         yield seen
@@ -152,7 +155,7 @@ async def test_the_end_of_a_turn_that_failed_is_told(tmp_path: Path) -> None:
         async with watched(world, agent.id) as seen:
             future = agent.submit("go")
             await gate.called.wait()
-            await call(world.supervisor, None, "cancel", CancelTurn(agent.id, hard=True))
+            await call(world.supervisor, USER, CANCEL_TURN, CancelTurn(agent.id, hard=True))
             await seen.ended.wait()
             with pytest.raises(AgentDiedError):
                 await future
@@ -166,12 +169,12 @@ async def test_a_question_waits_for_the_watcher_that_comes_back(tmp_path: Path) 
     async with opened(tmp_path / "home", config=ASK) as world:
         agent = await world.scripted(REMOVE, "done", tools=["bash"], cwd=tmp_path)
         async with watched(world, agent.id, approve=True) as first:
-            await call(world.supervisor, None, "submit", QueryAgent(agent.id, "tidy"))
+            await call(world.supervisor, USER, SUBMIT, QueryAgent(agent.id, "tidy"))
             await first.asked.wait()
         async with watched(world, agent.id, approve=True) as second:
             await second.asked.wait()
             asked = next(each for each in second.events if each.kind == "question")
-            await call(world.supervisor, None, "answer", AnswerQuestion(asked.id, False, reason="keep it"))
+            await call(world.supervisor, USER, ANSWER_APPROVAL, AnswerQuestion(asked.id, False, reason="keep it"))
             await second.ended.wait()
         shown = await agent.show()
     assert "the user said no: keep it" in str(shown.messages)
@@ -183,10 +186,10 @@ async def test_watchers_are_told_that_a_question_is_over(tmp_path: Path) -> None
     async with opened(tmp_path / "home", config=ASK) as world:
         agent = await world.scripted(REMOVE, "done", tools=["bash"], cwd=tmp_path)
         async with watched(world, agent.id, approve=True) as one, watched(world, agent.id, approve=True) as other:
-            await call(world.supervisor, None, "submit", QueryAgent(agent.id, "tidy"))
+            await call(world.supervisor, USER, SUBMIT, QueryAgent(agent.id, "tidy"))
             await one.asked.wait()
             id = next(each.id for each in one.events if each.kind == "question")
-            await call(world.supervisor, None, "answer", AnswerQuestion(id, False))
+            await call(world.supervisor, USER, ANSWER_APPROVAL, AnswerQuestion(id, False))
             await other.ended.wait()
         for seen in (one, other):
             assert [each.id for each in seen.events if each.kind in ("question", "question_over")] == [id, id]
@@ -198,4 +201,4 @@ async def test_watching_needs_somebody_to_tell(tmp_path: Path) -> None:
     async with opened(tmp_path) as world:
         agent = await world.spawn("t", backend=ScriptedBackend(["x"]))
         with pytest.raises(ConfigError, match="nobody is there to be told"):
-            await call(world.supervisor, None, "watch", WatchAgent(agent.id))
+            await call(world.supervisor, USER, WATCH, WatchAgent(agent.id))

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from agent_history import EAGER
 from orch import ArchivalConfig, AsyncSubagent, CallEvent, Config
+from orch.policy.caller import USER, AgentCaller
 from orch.services import HANDLERS, call
 from orch.services.agents.spawn import spec_of
 from orch.tree.journal import events
@@ -28,19 +29,22 @@ from orch_protocol.core.errors import (
 from orch_protocol.core.messages import Usage, text_of
 from orch_protocol.core.taint import Mark
 from orch_protocol.core.values import TakeValue
+from orch_protocol.services.recall import LIST_ARCHIVES, ListArchives, ReadArchive, SearchArchive
+from orch_protocol.services.registry import SERVICES
 from orch_protocol.services.requests import (
-    SERVICES,
+    ASK_ALL,
+    LIST_AGENTS,
+    QUERY,
+    SPAWN,
     Collect,
     Kill,
     List,
-    ListArchives,
     MapAgents,
     QueryAgent,
-    ReadArchive,
-    SearchArchive,
     Spawn,
     Wait,
 )
+from orch_protocol.services.resources import TAKE_VALUE
 from orchestrator.policy.test_budget_kinds import Land
 from orchestrator.root_double import NEST, World, nesting, opened
 from orchestrator.services.test_services import ask_root
@@ -53,7 +57,9 @@ ASKING = ("query", "submit", "map", "wait", "collect")
 
 async def child_of(world: World, parent: AsyncSubagent, **options: Any) -> AsyncSubagent:
     """Spawn an agent as `parent` does."""
-    spawned = await call(world.supervisor, parent.id, "spawn", Spawn("t", **({"script": ("ok",) * 9} | options)))
+    spawned = await call(
+        world.supervisor, AgentCaller(parent.id), SPAWN, Spawn("t", **({"script": ("ok",) * 9} | options))
+    )
     return AsyncSubagent(world, spawned.id)
 
 
@@ -78,12 +84,12 @@ async def test_agent_cannot_ask_agent_outside_its_subtree(tmp_path: Path) -> Non
         for ref in (other.id, other.id[:6], "1", "builder"):
             for service, params in asks(ref).items():
                 if service == "map":
-                    [mapped] = await call(world.supervisor, asker.id, "map", params)
+                    [mapped] = await call(world.supervisor, AgentCaller(asker.id), ASK_ALL, params)
                     assert mapped.reply is None
                     assert "and its peers" in (mapped.error or "")
                     continue
                 with pytest.raises(AgentNotFoundError, match=r"below itself and its peers.*spawn\(peers="):
-                    await call(world.supervisor, asker.id, service, params)
+                    await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], params)
         assert world.supervisor.tree.agents[other.id].queries == 1
 
 
@@ -98,7 +104,7 @@ async def test_error_does_not_tell_whether_an_agent_outside_exists(tmp_path: Pat
             for ref in (other.id, other.id[:6], "1", "builder", "buildr", "nobody", "99"):
                 named = replace(params, **({"refs": (ref,)} if service == "kill" else {"ref": ref}))
                 with pytest.raises(AgentNotFoundError) as caught:
-                    await call(world.supervisor, asker.id, service, named)
+                    await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], named)
                 told.add(str(caught.value).replace(repr(ref), "REF"))
             assert len(told) == 1
 
@@ -111,15 +117,15 @@ async def test_references_mean_agents_in_reach(tmp_path: Path) -> None:
         child = await child_of(world, asker, tools=())
         other = await world.scripted("secret", "secret")
         await other.query("go")
-        reply = await call(world.supervisor, asker.id, "query", QueryAgent("latest", "go"))
+        reply = await call(world.supervisor, AgentCaller(asker.id), QUERY, QueryAgent("latest", "go"))
         assert reply.id in {child.id, asker.id}
         unique = next(child.id[:length] for length in range(1, 13) if not other.id.startswith(child.id[:length]))
-        assert (await call(world.supervisor, asker.id, "query", QueryAgent(unique, "go"))).id == child.id
+        assert (await call(world.supervisor, AgentCaller(asker.id), QUERY, QueryAgent(unique, "go"))).id == child.id
 
 
 def _about(service: str, ref: str) -> msgspec.Struct | None:
     """Return parameters of `service` that name `ref`, None when it names no agent."""
-    kind = SERVICES[service][0]
+    kind = SERVICES[service].params
     names = {"ref": ref, "refs": (ref,)}
     given: dict[str, Any] = {name: names[name] for name in kind.__struct_fields__ if name in names}
     if not given or service in ("spawn", "import"):
@@ -155,10 +161,10 @@ async def test_every_service_that_names_an_agent_refuses_agents_outside(tmp_path
                 continue
             checked.append(service)
             if service == "map":
-                assert (await call(world.supervisor, asker.id, service, params))[0].reply is None
+                assert (await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], params))[0].reply is None
                 continue
             with pytest.raises(AgentNotFoundError):
-                await call(world.supervisor, asker.id, service, params)
+                await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], params)
         assert {"query", "kill", "value", "show", "fork", "narrow", "steer", "execute", "resume"} <= {*checked}
         assert world.status(other) == "idle"
 
@@ -170,11 +176,11 @@ async def test_value_is_taken_only_from_agents_below(tmp_path: Path) -> None:
         parent = await world.scripted("x", tools=NEST)
         child = await child_of(world, parent, tools=())
         with pytest.raises(NoValueError):
-            await call(world.supervisor, parent.id, "value", TakeValue(child.id, ".h_001"))
+            await call(world.supervisor, AgentCaller(parent.id), TAKE_VALUE, TakeValue(child.id, ".h_001"))
         for options in ({}, {"peers": [child]}):
             other = await world.scripted("x", tools=NEST, **options)
             with pytest.raises(AgentNotFoundError, match="may only take values of agents below itself"):
-                await call(world.supervisor, other.id, "value", TakeValue(child.id, ".h_001"))
+                await call(world.supervisor, AgentCaller(other.id), TAKE_VALUE, TakeValue(child.id, ".h_001"))
 
 
 @virtual
@@ -185,7 +191,7 @@ async def test_list_shows_agents_below_and_peers(tmp_path: Path) -> None:
         asker = await world.scripted("x", tools=NEST, peers=[peer])
         child = await child_of(world, asker, tools=("spawn_subagent",))
         grandchild = await child_of(world, child, tools=())
-        rows = await call(world.supervisor, asker.id, "list", List())
+        rows = await call(world.supervisor, AgentCaller(asker.id), LIST_AGENTS, List())
         assert [row.id for row in rows] == [peer.id, child.id, grandchild.id]
         assert len(await world.agents()) == 5
 
@@ -210,18 +216,18 @@ async def test_peer_can_be_asked_and_nothing_else(tmp_path: Path) -> None:
         await ask_root(world, asker.id, "submit", QueryAgent("reader", "go"))
         await ask_root(world, asker.id, "wait", Wait((peer.id,)))
         assert (await ask_root(world, asker.id, "collect", Collect("1"))).text == "two"
-        [mapped] = await call(world.supervisor, asker.id, "map", MapAgents(("reader",), "go"))
+        [mapped] = await call(world.supervisor, AgentCaller(asker.id), ASK_ALL, MapAgents(("reader",), "go"))
         assert mapped.reply is not None
         for service in HANDLERS:
             if service in (*ASKING, "state") or (params := _about(service, peer.id)) is None:
                 continue
             with pytest.raises(AgentNotFoundError):
-                await call(world.supervisor, asker.id, service, params)
+                await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], params)
         peer.submit("go")
         with pytest.raises(AgentError, match="may only collect from 'reader' what it asked itself"):
             await ask_root(world, asker.id, "collect", Collect(peer.id))
         with pytest.raises(AgentNotFoundError):
-            await call(world.supervisor, peer.id, "query", QueryAgent(asker.id, "back"))
+            await call(world.supervisor, AgentCaller(peer.id), QUERY, QueryAgent(asker.id, "back"))
 
 
 @virtual
@@ -268,7 +274,9 @@ async def test_parent_hands_an_archive_to_its_child(tmp_path: Path) -> None:
         assert {hit.id for hit in hits} == {given}
         assert "4711" in text_of((await ask_root(world, child.id, "read_archive", ReadArchive(given)))[0])
         assert (await ask_root(world, child.id, "query", QueryAgent(given, "4711"))).id == given
-        assert [row.id for row in await call(world.supervisor, child.id, "archives", ListArchives())] == [given]
+        assert [
+            row.id for row in await call(world.supervisor, AgentCaller(child.id), LIST_ARCHIVES, ListArchives())
+        ] == [given]
         with pytest.raises(AgentNotFoundError, match=r"no archive .* of yours"):
             await ask_root(world, child.id, "read_archive", ReadArchive(kept))
         with pytest.raises(AgentNotFoundError):
@@ -310,8 +318,8 @@ async def test_peers_that_ask_each_other_get_a_cycle_error(tmp_path: Path) -> No
         root = world.supervisor
         ask = {"tool": "query_subagent", "input": {"id": "a", "prompt": "back"}}
         wait = {"tool": "wait_subagents", "input": {"ids": ["a"]}}
-        one = (await spec_of(root, Spawn("t", tools=tuple(NEST), name="a", script=("x",) * 3)))[0]
-        two = (await spec_of(root, Spawn("t", tools=tuple(NEST), name="b", script=(ask, wait, "no"))))[0]
+        one = (await spec_of(root, Spawn("t", tools=tuple(NEST), name="a", script=("x",) * 3), USER))[0]
+        two = (await spec_of(root, Spawn("t", tools=tuple(NEST), name="b", script=(ask, wait, "no")), USER))[0]
         for spec, peer in ((one, two.id), (two, one.id)):
             root.handle(events.Spawn(replace(spec, peers=(peer,)), None, None))
             await root.waiters.until(f"up:{spec.id}", 5)
@@ -457,9 +465,9 @@ async def test_no_tool_call_exceeds_the_rights_of_the_agent_that_began(
             peers = tuple(rng.sample(made, min(2, len(made)))) if with_peers and parent is None else ()
             script = ({"loop": [{"tools": [_request(rng, names) for _ in range(4)]}, "done"]},)
             asked = Spawn("t", name=name, tools=tools, peers=peers, script=script)
-            made.append((await call(world.supervisor, parent, "spawn", asked)).id)
+            made.append((await call(world.supervisor, AgentCaller(parent) if parent else USER, SPAWN, asked)).id)
         first = rng.choice(made)
-        await call(world.supervisor, None, "query", QueryAgent(first, "go"))
+        await call(world.supervisor, USER, QUERY, QueryAgent(first, "go"))
         rights = _rights(world, first)
     assert {*ran} <= rights
 

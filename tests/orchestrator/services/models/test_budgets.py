@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from orch import ArchivalConfig, AsyncSubagent, Config, Limits, SubagentsConfig
+from orch.policy.caller import USER
 from orch.services import call
 from orch_protocol.agent.config import BudgetConfig, SummaryConfig, TriggerConfig
 from orch_protocol.core.budget import Amounts, Reserve, Settle
@@ -19,6 +20,7 @@ from orch_protocol.core.errors import AgentError, BudgetExceededError, ConfigErr
 from orch_protocol.core.messages import Message, ToolResult, text_of
 from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.taint import TaintConfig
+from orch_protocol.services.registry import SERVICES
 from orch_protocol.services.requests import Shown
 from orch_worker.backends import registry
 from orch_worker.session.transcript import Transcript
@@ -369,4 +371,4 @@ async def test_money_is_for_agents(tmp_path: Path) -> None:
             ("settle", Settle("x", Amounts())),
         ):
             with pytest.raises(ProtocolError, match="for agents alone"):
-                await call(world.supervisor, None, service, params)
+                await call(world.supervisor, USER, SERVICES[service], params)

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from orch import Config, ScriptedBackend, SubagentsConfig
+from orch.policy.caller import USER, AgentCaller
 from orch.services.agents.spawn import spec_of
 from orch.services.models.model_selection import answers_at, holds, told
 from orch.services.sessions.import_export import _gone_on_with
@@ -175,7 +176,7 @@ async def test_a_level_that_is_configured_is_for_models_that_are_asked_for_no_ot
         root, parent = o.supervisor, await o.scripted("Fine.", tools=NEST)
 
         async def thinking(caller: str | None = None, **asked: Any) -> str | None:
-            spec, _ = await spec_of(root, Spawn("t", **asked), caller)
+            spec, _ = await spec_of(root, Spawn("t", **asked), AgentCaller(caller) if caller else USER)
             return told(Answers(spec.backend, ""), wanted=False)
 
         assert await thinking(**deep) == "high"
@@ -184,7 +185,7 @@ async def test_a_level_that_is_configured_is_for_models_that_are_asked_for_no_ot
         assert await thinking(model="ollama:plain") is None
         assert await thinking(script=("Fine.",)) is None
         assert await thinking(parent.id, **deep) == "high"
-        calm = (await spec_of(root, Spawn("t", **deep, thinking="low")))[0]
+        calm = (await spec_of(root, Spawn("t", **deep, thinking="low"), USER))[0]
         assert (await answers_at(root, calm, "", "")).backend.thinking == "low"
         assert (await answers_at(root, root.tree.agents[parent.id].spec, "ollama:deep", "")).backend.thinking == "high"
         assert (await parent.execute("/thinking")).text == "as the model does by itself"

@@ -10,9 +10,11 @@ import pytest
 from orch import Config, SubagentsConfig
 from orch.config import models
 from orch.config.models import Catalog, permits
+from orch.policy.caller import AgentCaller
 from orch.services import call
 from orch_protocol.agent.models import FindModel, ListModels, Price
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.services.models import FIND_MODEL, LIST_MODELS
 from orch_worker.backends.models import Entry, Models, Provider
 from orchestrator.root_double import World
 
@@ -100,7 +102,7 @@ async def test_a_worker_gets_all_it_needs_to_ask(tmp_path: Path) -> None:
         agent = await root.scripted(tools=["chat"])
         other = await root.spawn("x", model="acme:a-2", tools=["chat"])
         for caller, asked, name in ((agent, None, "a-1"), (other, None, "a-2"), (agent, "acme:b", "b")):
-            found = await call(root.supervisor, caller.id, "find_model", FindModel(asked))
+            found = await call(root.supervisor, AgentCaller(caller.id), FIND_MODEL, FindModel(asked))
             assert (found.provider, found.model, found.options["base_url"]) == ("acme", name, "http://acme")
             assert "k" not in found.options.values()
 
@@ -122,7 +124,7 @@ async def test_a_model_that_is_not_allowed_is_refused_with_the_list(
     async with world(tmp_path, ("acme:a-1",), model="extractive:") as root:
         agent = await root.scripted(tools=["chat"])
         with pytest.raises(ConfigError, match=rf"{why}.*Models that can be asked: acme:a-1$"):
-            await call(root.supervisor, agent.id, "find_model", FindModel(asked))
+            await call(root.supervisor, AgentCaller(agent.id), FIND_MODEL, FindModel(asked))
 
 
 async def test_a_long_list_is_cut(tmp_path: Path) -> None:
@@ -130,5 +132,5 @@ async def test_a_long_list_is_cut(tmp_path: Path) -> None:
     async with world(tmp_path, tuple(f"acme:m{number}" for number in range(25))) as root:
         agent = await root.scripted(tools=["chat"])
         with pytest.raises(ConfigError, match=r"acme:m19 and 5 more$"):
-            await call(root.supervisor, agent.id, "find_model", FindModel("dear:d"))
-        assert len(await call(root.supervisor, agent.id, "models", ListModels())) == 25
+            await call(root.supervisor, AgentCaller(agent.id), FIND_MODEL, FindModel("dear:d"))
+        assert len(await call(root.supervisor, AgentCaller(agent.id), LIST_MODELS, ListModels())) == 25

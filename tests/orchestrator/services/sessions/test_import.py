@@ -21,7 +21,7 @@ from orch.sessions.import_ import plant, task_of
 from orch_protocol.agent.project import ContextConfig
 from orch_protocol.core.errors import ConfigError, DamagedError, ForeignFileError, SpawnError, StoreError
 from orch_protocol.core.messages import text_of, tool_uses, user
-from orch_protocol.services.import_export import ImportSession
+from orch_protocol.services.import_export import IMPORT_SESSION, ImportSession
 from orch_worker.conversation.tokens import Estimator
 from orch_worker.prompt.project import Project, context_text, project_parts
 from orchestrator.archival.store.prune_samples import EVER
@@ -93,7 +93,7 @@ async def test_a_subagent_that_cannot_be_taken_over(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(import_export, "plant", full)
     async with opened(tmp_path / "home") as world:
         asked = ImportSession(str(written(tmp_path, tree_rows())), "/", agent={"script": ["x"], "tools": []})
-        imported = await world._call("import", asked)
+        imported = await world._call(IMPORT_SESSION, asked)
         assert imported.below == ()
         assert imported.notes[-1] == "the subagent in agent-a1b2.jsonl is left out: disk full"
         assert [row.id for row in await world.agents(all=True)] == [imported.id]

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from orch import AgentBusyError, AsyncSubagent, Config, ConfigError, Consent, PolicyConfig, Question, SubagentsConfig
+from orch.policy.caller import AgentCaller
 from orch.services import call
 from orch.tree.journal.events import ApprovePlan
 from orch_protocol.core.errors import AgentError
 from orch_protocol.core.policy import EXIT_PLAN
-from orch_protocol.services.requests import QueryAgent, Spawn
+from orch_protocol.services.registry import SERVICES
+from orch_protocol.services.requests import QUERY, SPAWN, QueryAgent, Spawn
 from orch_worker.prompt.instructions import PLAN_MODE
 from orch_worker.session.transcript import read_session
 from orchestrator.policy.test_policy import results
@@ -193,7 +195,7 @@ class TestBelow:
             below = agent.id
             for _ in range(2):
                 asked = Spawn("t", tools=(*TOOLS, *NEST), script=(write("a"), hand_in(), write("a"), "x"), plan=False)
-                below = (await call(world.supervisor, below, "spawn", asked)).id
+                below = (await call(world.supervisor, AgentCaller(below), SPAWN, asked)).id
             assert (await AsyncSubagent(world, below).query("Begin")).tool_calls == 0
             told = results(world, below)
             assert "above you is in plan mode still: give your plan as your answer" in told[1]
@@ -207,9 +209,9 @@ class TestBelow:
             agent = await world.scripted(hand_in(), "x", tools=[*TOOLS, *NEST], cwd=tmp_path, plan=True)
             script = (write("a"), hand_in("mine"), write("a"), "x")
             asked = Spawn("t", tools=tuple(TOOLS), script=script, cwd=str(tmp_path))
-            old = AsyncSubagent(world, (await call(world.supervisor, agent.id, "spawn", asked)).id)
+            old = AsyncSubagent(world, (await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)).id)
             await agent.query("Begin")
-            new = AsyncSubagent(world, (await call(world.supervisor, agent.id, "spawn", asked)).id)
+            new = AsyncSubagent(world, (await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)).id)
             assert [(await each.state()).planning for each in (agent, old, new)] == [False, True, False]
             assert (await old.query("Begin")).tool_calls == 2
             assert [question.subject for question in approver.asked] == ["1. Write it.", "mine"]
@@ -221,9 +223,11 @@ class TestBelow:
             agent = await world.scripted("-", tools=NEST, plan=True, peers=[free])
             for method in ("query", "submit"):
                 with pytest.raises(AgentError, match="is in plan mode and may ask those alone who are too"):
-                    await call(world.supervisor, agent.id, method, QueryAgent(free.id, "write it"))
-            child = await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("here",)))
-            reply = await call(world.supervisor, agent.id, "query", QueryAgent(child.id, "look"))
+                    await call(
+                        world.supervisor, AgentCaller(agent.id), SERVICES[method], QueryAgent(free.id, "write it")
+                    )
+            child = await call(world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", tools=(), script=("here",)))
+            reply = await call(world.supervisor, AgentCaller(agent.id), QUERY, QueryAgent(child.id, "look"))
             assert reply.text == "here"
 
     async def test_a_child_may_be_put_in_plan_mode_by_one_that_is_not(self, tmp_path: Path) -> None:
@@ -231,7 +235,7 @@ class TestBelow:
         async with opened(tmp_path, config=nested()) as world:
             agent = await world.scripted("-", tools=[*TOOLS, *NEST])
             asked = Spawn("t", tools=tuple(TOOLS), script=("x",), plan=True)
-            child = AsyncSubagent(world, (await call(world.supervisor, agent.id, "spawn", asked)).id)
+            child = AsyncSubagent(world, (await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)).id)
             assert (await child.state()).planning
             assert EXIT_PLAN in (await child.state()).tools
 
@@ -292,7 +296,7 @@ async def test_nobody_is_let_out_of_plan_mode_before_those_above(tmp_path: Path)
     gate = Gate()
     async with opened(tmp_path, config=nested()) as world:
         above = await world.scripted("x", tools=[*NEST, "read_file"], plan=True)
-        child = await call(world.supervisor, above.id, "spawn", Spawn("look", tools=("read_file",)))
+        child = await call(world.supervisor, AgentCaller(above.id), SPAWN, Spawn("look", tools=("read_file",)))
         with pytest.raises(ConfigError, match="which is in plan mode: let that one out first"):
             await (await world.get(child.id)).set_planning(False)
         busy = await world.scripted({"tool": "gate"}, "x", tools=[gate.tool()])

@@ -20,7 +20,8 @@ from orch.services.sessions import sessions
 from orch.tree.journal.events import StopIfIdle
 from orch_protocol.core.errors import AgentBusyError, ConfigError, EntryNotFoundError, StoreError, ToolNotGrantedError
 from orch_protocol.core.messages import text_of
-from orch_protocol.services.requests import Ref
+from orch_protocol.services.requests import SHOW_STATE, Ref
+from orch_protocol.services.sessions import SHOW_SESSION
 from orch_protocol.session.tree import ChangeSession, Edit, EntryRow, Move, ShowSession
 from orch_protocol.wire.frames import encode_body
 from orch_protocol.wire.worker_messages import RootCall
@@ -226,7 +227,7 @@ async def test_latest_is_who_was_active_last(tmp_path: Path) -> None:
         one, two = await spawned(o, "1", "2"), await spawned(o, "1")
         await two.query("go")
         await one.query("go")
-        assert (await o._call("session", ShowSession("latest"))).id == (await o.get("latest")).id == one.id
+        assert (await o._call(SHOW_SESSION, ShowSession("latest"))).id == (await o.get("latest")).id == one.id
         with pytest.raises(ConfigError, match="the agent that was active last"):
             await spawned(o, "1", name="latest")
 
@@ -239,7 +240,7 @@ async def test_archives_have_no_branches(tmp_path: Path) -> None:
         assert holder is not None
         await o.get(holder)
         with pytest.raises(ConfigError, match="orch archive read"):
-            await o._call("session", ShowSession(holder))
+            await o._call(SHOW_SESSION, ShowSession(holder))
 
 
 async def test_archived_turns_come_back_whole_behind_the_place_gone_back_to(tmp_path: Path) -> None:
@@ -333,7 +334,7 @@ async def test_somebody_else_has_the_session(tmp_path: Path) -> None:
                 await agent.session.checkout(None)
         finally:
             lock.release()
-        assert (await agent.state()).id == (await o._call("state", Ref(agent.id))).id
+        assert (await agent.state()).id == (await o._call(SHOW_STATE, Ref(agent.id))).id
         assert texts(o, agent) == ["first", "one"]
 
 

@@ -8,8 +8,9 @@ import msgspec
 
 from orch import AsyncSubagent, Question
 from orch.cli.agents.agents import ROW
+from orch.policy.caller import AgentCaller
 from orch.services import call
-from orch_protocol.services.requests import Spawn
+from orch_protocol.services.requests import SPAWN, Spawn
 from orchestrator.policy.test_policy import results, rules
 from orchestrator.root_double import NEST, World, opened
 
@@ -45,7 +46,7 @@ async def test_a_childs_list_is_asked_about_at_the_root(tmp_path: Path) -> None:
     async with opened(tmp_path, config=rules(), approve=approve) as world:
         parent = await world.scripted("-", tools=["tasks", *NEST])
         script = (CREATE, DONE, {"tool": "task_create", "input": {"tasks": ["other"]}}, "x")
-        child = await call(world.supervisor, parent.id, "spawn", Spawn("t", tools=("tasks",), script=script))
+        child = await call(world.supervisor, AgentCaller(parent.id), SPAWN, Spawn("t", tools=("tasks",), script=script))
         agent = AsyncSubagent(world, child.id)
         await agent.query("Begin")
         assert asked[0].depth == 2

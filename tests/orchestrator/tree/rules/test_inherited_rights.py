@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch import AsyncSubagent, Question
+from orch.policy.caller import USER, AgentCaller
 from orch.services import call
 from orch.tree.journal.events import Kill, Resume, RevokeTools, Send
 from orch.tree.rules.inherited_rights import own_rights
 from orch_protocol.core.errors import AgentError, ConfigError, SpawnError, ToolNotGrantedError
-from orch_protocol.services.requests import NarrowAgent, Spawn
+from orch_protocol.services.requests import REVOKE_TOOLS, SPAWN, NarrowAgent, Spawn
 from orch_protocol.wire.worker_messages import Narrow as NarrowFrame
 from orchestrator.policy.test_policy import results, rules
 from orchestrator.root_double import NEST, Gate, World, opened
@@ -62,7 +63,9 @@ async def chain(world: World, grants: Sequence[Sequence[str] | None]) -> list[As
     made = []
     for grant in grants:
         tools = None if grant is None else (*grant, *SPAWNS)
-        spawned = await call(world.supervisor, parent, "spawn", Spawn("t", tools=tools, script=script))
+        spawned = await call(
+            world.supervisor, AgentCaller(parent) if parent else USER, SPAWN, Spawn("t", tools=tools, script=script)
+        )
         parent = spawned.id
         made.append(AsyncSubagent(world, spawned.id))
     return made
@@ -164,10 +167,10 @@ async def test_an_agent_narrows_those_below_it_alone(tmp_path: Path) -> None:
     async with opened(tmp_path, config=rules()) as world:
         agent = await world.scripted("-", tools=[READ, *NEST])
         asked = Spawn("t", tools=(READ,), script=("x",))
-        child = await call(world.supervisor, agent.id, "spawn", asked)
+        child = await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)
         with pytest.raises(AgentError, match="may only narrow agents below itself"):
-            await call(world.supervisor, child.id, "narrow", NarrowAgent(agent.id, ()))
-        await call(world.supervisor, agent.id, "narrow", NarrowAgent(child.id, ()))
+            await call(world.supervisor, AgentCaller(child.id), REVOKE_TOOLS, NarrowAgent(agent.id, ()))
+        await call(world.supervisor, AgentCaller(agent.id), REVOKE_TOOLS, NarrowAgent(child.id, ()))
         assert (await AsyncSubagent(world, child.id).state()).tools == ()
 
 
@@ -209,7 +212,7 @@ async def test_a_process_that_says_otherwise_is_not_believed(tmp_path: Path) -> 
         agent = await world.scripted("-", tools=["chat", *NEST])
         await agent.revoke_tools(keep=["list_subagents"])
         with pytest.raises(ToolNotGrantedError, match="was not granted spawn_subagent"):
-            await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("x",)))
+            await call(world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", tools=(), script=("x",)))
 
 
 async def test_a_child_works_below_its_parents_folder(tmp_path: Path) -> None:
@@ -220,8 +223,10 @@ async def test_a_child_works_below_its_parents_folder(tmp_path: Path) -> None:
         agent = await world.scripted("-", tools=NEST, cwd=tmp_path / "in")
         for cwd in ("..", "out", "/"):
             with pytest.raises(SpawnError, match="is not below that of agent"):
-                await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("x",), cwd=cwd))
-        child = await call(world.supervisor, agent.id, "spawn", Spawn("t", tools=(), script=("x",), cwd="deep"))
+                await call(world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", tools=(), script=("x",), cwd=cwd))
+        child = await call(
+            world.supervisor, AgentCaller(agent.id), SPAWN, Spawn("t", tools=(), script=("x",), cwd="deep")
+        )
         assert world.supervisor.tree.agents[child.id].spec.cwd == str(tmp_path / "in" / "deep")
 
 

@@ -9,7 +9,7 @@ import pytest
 from agent_doubles import Talk, assert_valid
 from orch_protocol.core.errors import BackendError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, tool_uses, user
-from orch_protocol.services.requests import Hit
+from orch_protocol.services.recall import Hit
 from orch_worker.backends.offline.extractive import HEADER, ExtractiveBackend
 from orch_worker.conversation.recalled import with_hits
 from orch_worker.tools.dispatch.presets import load

@@ -14,6 +14,7 @@ from orch_protocol.agent.spec import Limits
 from orch_protocol.core.budget import Amounts, Reserve, Reserved, Settle, Settled
 from orch_protocol.core.errors import BackendError, BudgetExceededError
 from orch_protocol.core.messages import Reply, Usage, text_of
+from orch_protocol.services.service import AnyService
 from orch_worker.agent.turn import Emit, run_turn
 from orch_worker.backends.base import AssistantTurn, OnText
 from orch_worker.backends.offline.scripted import ScriptedBackend
@@ -36,7 +37,7 @@ class Bank:
         self.low = ""
         self.asked: list[Any] = []
 
-    async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Any:  # noqa: ARG002
+    async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:  # noqa: ARG002
         self.asked.append(params)
         if isinstance(params, Settle):
             self.left -= params.amounts.usd
@@ -219,7 +220,8 @@ async def test_a_root_that_takes_no_settlement_is_not_waited_for(capsys: pytest.
     """The turn goes on; the root counts what is on record when it is over."""
 
     class Deaf(Bank):
-        async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Any:
+        async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:
+            service = called.name
             if isinstance(params, Settle):
                 raise BackendError("not now")
             return await super().__call__(service, params, seconds)
@@ -236,7 +238,7 @@ class Ledger:
         self.granted: dict[str, dict[str, float]] = {}
         self.asked: list[Any] = []
 
-    async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Any:  # noqa: ARG002
+    async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:  # noqa: ARG002
         self.asked.append(params)
         if isinstance(params, Settle):
             for kind, granted in self.granted.pop(params.id).items():

@@ -13,6 +13,7 @@ from orch_protocol.core.approval import ApproveCall, Approved, digest_of
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Text, ToolUse
 from orch_protocol.core.policy import PolicyConfig, PolicySpec
+from orch_protocol.services.service import AnyService
 from orch_worker.backends.registry import is_remote
 from orch_worker.session.interruption_notes import DIRECTIVE
 from orch_worker.session.plan import Agenda
@@ -92,7 +93,7 @@ async def test_credentials_are_denied_where_there_is_no_root_to_ask(tmp_path: Pa
     ran, _, text = await told(box(tmp_path, PolicySpec()), path="~/.ssh/id")
     assert not ran
     assert f"{tmp_path}/.ssh/id holds credentials" in text
-    assert "there is no root here" in text
+    assert "this tool runs without a root" in text
 
 
 async def test_arguments_are_checked_before_the_policy_is(tmp_path: Path) -> None:
@@ -227,7 +228,8 @@ class Root:
         self.here = here
         self.meanwhile, self._allowed = meanwhile, allowed
 
-    async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Any:
+    async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:
+        service = called.name
         """Answer a question, after what happens meanwhile."""
         assert seconds is not None
         if service == "localise":

@@ -10,7 +10,7 @@ import pytest
 
 from orch_protocol.core.errors import BackendError, OrchError, RateLimitError
 from orch_protocol.core.rate_limits import Admit, Admitted, LaneLeft, LaneRefused
-from orch_protocol.services.requests import Empty
+from orch_protocol.services.service import AnyService, Empty
 from orch_worker.backends.http.failures import Complaint, Who, judge
 from orch_worker.backends.http.retry import Failure
 from orch_worker.tools.api.base import ToolContext
@@ -30,7 +30,7 @@ class Root:
         self.open = asyncio.Event()
         self.open.set()
 
-    async def __call__(self, service: str, params: Any, seconds: float | None = None) -> Any:  # noqa: ARG002
+    async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:  # noqa: ARG002
         self.told.append(params)
         if self.fault is not None:
             raise self.fault

@@ -12,6 +12,7 @@ import pytest
 from orch_protocol.core.errors import NoValueError
 from orch_protocol.core.taint import mark
 from orch_protocol.core.values import Taken, TakeValue, Value
+from orch_protocol.services.service import AnyService
 from orch_worker.system.isolated_read import Deadly
 from orch_worker.tools.api.base import ToolContext
 from orch_worker.tools.dispatch.toolbox import Toolbox
@@ -35,7 +36,8 @@ def taken(folder: Path, data: bytes = b"[1,2]", **changed: Any) -> Taken:
 def parent(folder: Path, answer: Any) -> ToolContext:
     """Return the context of an agent whose root answers with `answer`."""
 
-    async def call_root(service: str, params: Any, _seconds: float | None = None) -> Any:
+    async def call_root(called: AnyService, params: Any, _seconds: float | None = None) -> Any:
+        service = called.name
         assert (service, params) == ("value", TakeValue("a2", "rows"))
         if isinstance(answer, Exception):
             raise answer

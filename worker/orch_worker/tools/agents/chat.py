@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from orch_protocol.agent.models import FindModel, ListModels, ModelRow, Price
-from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.messages import text_of, user
+from orch_protocol.services.models import FIND_MODEL, LIST_MODELS
 
 from ...backends.registry import make_backend
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
@@ -31,7 +30,7 @@ async def chat(context: ToolContext, prompt: str, model: str | None = None, syst
     """
     if not prompt.strip():
         raise ToolError("The prompt is empty: say what the model is to answer.")
-    spec: BackendSpec = await context.call_root("find_model", FindModel(model), context.seconds)
+    spec = await context.call_root(FIND_MODEL, FindModel(model), context.seconds)
     backend = make_backend(spec, context.keys, context.own(Gate))
     backend.append_system(system or "", ())
     backend.append_user(user(prompt).content)
@@ -51,7 +50,7 @@ async def chat(context: ToolContext, prompt: str, model: str | None = None, syst
 @tool(category="chat")
 async def list_models(context: ToolContext) -> str:
     """List the models that chat can ask, with their limits and prices."""
-    rows: Sequence[ModelRow] = await context.call_root("models", ListModels(), context.seconds)
+    rows = await context.call_root(LIST_MODELS, ListModels(), context.seconds)
     if not rows:
         return "There is no model to ask: no provider's key is set, and no local server lists any."
     return "\n".join([HEAD, *map(_line, rows)])

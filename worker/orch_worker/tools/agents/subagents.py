@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -13,17 +13,21 @@ from orch_protocol.core.errors import BudgetExceededError, ConcurrencyLimitError
 from orch_protocol.core.messages import Reply
 from orch_protocol.core.taint import passed_on
 from orch_protocol.services.requests import (
-    AgentRow,
+    COLLECT,
+    KILL,
+    LIST_AGENTS,
+    QUERY,
+    SPAWN,
+    SUBMIT,
+    WAIT,
     Collect,
     Kill,
-    Killed,
     List,
     QueryAgent,
     Spawn,
-    Spawned,
     Wait,
-    Waited,
 )
+from orch_protocol.services.service import Service
 
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 
@@ -39,6 +43,10 @@ __all__ = [
 MARGIN_SECONDS: Final = 2.0
 MAX_TASK_SHOWN: Final = 80
 NOTHING_SAID: Final = "(It said nothing.)"
+
+
+P = TypeVar("P", bound=Struct)
+R = TypeVar("R")
 
 
 @tool(category="agents")
@@ -67,7 +75,7 @@ async def spawn_subagent(
     """
     budget = Budget(max_cost_usd=max_cost, max_tokens=max_tokens)
     asked = Spawn(task, preset=preset, tools=tools, budget=budget, marks=context.told, skills=skills, archives=archives)
-    spawned: Spawned = await _ask(context, "spawn", asked)
+    spawned = await _ask(context, SPAWN, asked)
     line = _json({"id": spawned.id, "seq": spawned.seq, "name": spawned.name})
     if query is None:
         return ToolOutput(line)
@@ -97,7 +105,7 @@ async def query_subagent(
     """
     if wait and wake is None:
         return await _answer(context, QueryAgent(str(id), prompt, marks=context.told), return_name)
-    submitted = await _ask(context, "submit", QueryAgent(str(id), prompt, wake=wake, marks=context.told))
+    submitted = await _ask(context, SUBMIT, QueryAgent(str(id), prompt, wake=wake, marks=context.told))
     return ToolOutput(f"Subagent {submitted.id} is at work: take its answer with collect_subagent.")
 
 
@@ -128,7 +136,7 @@ async def wait_subagents(
     """
     seconds = _patience(context)
     try:
-        waited: Waited = await _ask(context, "wait", Wait(tuple(map(str, ids)), mode, seconds))
+        waited = await _ask(context, WAIT, Wait(tuple(map(str, ids)), mode, seconds))
     except QueryTimeoutError:
         return f"Not yet: they work on after {seconds:g} s. Wait again, or do something else first."
     return _json({"done": waited.done, "pending": waited.pending})
@@ -137,7 +145,7 @@ async def wait_subagents(
 @tool(category="agents")
 async def list_subagents(context: ToolContext) -> str:
     """List the agents you can ask: id, name, status, task."""
-    rows: list[AgentRow] = await _ask(context, "list", List())
+    rows = await _ask(context, LIST_AGENTS, List())
     return "\n".join(
         _json({"id": row.id, "name": row.name, "status": row.status, "task": row.task[:MAX_TASK_SHOWN]}) for row in rows
     ) or ("There are no subagents.")
@@ -150,7 +158,7 @@ async def kill_subagent(context: ToolContext, id: str | int) -> str:
     Args:
         id: The subagent's id, number or name.
     """
-    killed: Killed = await _ask(context, "kill", Kill((str(id),)))
+    killed = await _ask(context, KILL, Kill((str(id),)))
     return f"Killed: {', '.join(killed.ids) or 'none'}."
 
 
@@ -159,9 +167,12 @@ async def _answer(context: ToolContext, asked: QueryAgent | Collect, return_name
     seconds = _patience(context)
     if asked.timeout is not None:
         seconds = min(seconds, asked.timeout)
-    service = "query" if isinstance(asked, QueryAgent) else "collect"
+    reply: Reply | None
     try:
-        reply: Reply | None = await _ask(context, service, replace(asked, timeout=seconds))
+        if isinstance(asked, QueryAgent):
+            reply = await _ask(context, QUERY, replace(asked, timeout=seconds))
+        else:
+            reply = await _ask(context, COLLECT, replace(asked, timeout=seconds))
     except QueryTimeoutError:
         reply = None
     if reply is None:
@@ -180,7 +191,7 @@ async def _answer(context: ToolContext, asked: QueryAgent | Collect, return_name
     return ToolOutput(text, local=reply.local, marks=passed_on(reply.marks, reply.id))
 
 
-async def _ask(context: ToolContext, service: str, params: Struct) -> Any:
+async def _ask(context: ToolContext, service: Service[P, R], params: P) -> R:
     try:
         return await context.call_root(service, params, context.seconds)
     except (BudgetExceededError, ConcurrencyLimitError, DepthCapError) as error:

@@ -10,7 +10,7 @@ import re
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import msgspec
 from msgspec import Struct, field
@@ -23,18 +23,19 @@ from orch_protocol.core.sandbox import SandboxSpec
 from orch_protocol.core.taint import BITS, Bit, Mark
 from orch_protocol.core.workspace import Artifact
 from orch_protocol.resources.memory import Note, NoteSource
-from orch_protocol.services.requests import RunTool
+from orch_protocol.services.requests import RUN_TOOL, RunTool
+from orch_protocol.services.service import Service
 
 from ...policy.taint import Marks
 from ...session.plan import Agenda
 from ...system.threads import ASIDE
+from .root_client import CallRoot
 from .tool_state import Belongings
 
 if TYPE_CHECKING:
     from ...policy.file_filter import Sieve
 
 __all__ = [
-    "CallRoot",
     "Keys",
     "MemoryNotes",
     "PinnableArtifacts",
@@ -49,6 +50,9 @@ __all__ = [
 
 T = TypeVar("T")
 
+P = TypeVar("P", bound=Struct)
+R = TypeVar("R")
+
 NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,63}")
 FIELD: Final = re.compile(r"`\$\.(\w+)")
 ARGUMENT_LINE: Final = re.compile(r"(\w+)(?: \(.*?\))?: +(.+)")
@@ -56,15 +60,6 @@ ARGUMENT_LINE: Final = re.compile(r"(\w+)(?: \(.*?\))?: +(.+)")
 
 class ToolError(Exception):
     """Raised by a tool to say what went wrong; the message is what the model reads."""
-
-
-class CallRoot(Protocol):
-    """Asks the root for a service of `orch_protocol.services.requests.SERVICES`.
-
-    Returns the service's result as its struct; raises the OrchError that the root answers with.
-    """
-
-    def __call__(self, service: str, params: Struct, seconds: float | None = None) -> Awaitable[Any]: ...
 
 
 class MemoryNotes(Protocol):
@@ -91,8 +86,8 @@ class PinnableArtifacts(Protocol):
     def pin(self, name: str, *, pinned: bool = True) -> Artifact: ...
 
 
-async def _no_root(service: str, params: Struct, seconds: float | None = None) -> Any:  # noqa: ARG001
-    raise ToolError(f"there is no root here to ask for {service!r}")
+async def _no_root(service: Service[P, R], params: P, seconds: float | None = None) -> R:  # noqa: ARG001
+    raise ToolError(f"cannot call {service.name!r}: this tool runs without a root")
 
 
 class Keys(dict[str, str]):
@@ -279,7 +274,7 @@ def root_tool(spec: ToolSpec) -> Tool:
     """Return the tool that `spec` describes and the root runs: its arguments are checked there."""
 
     async def call(context: ToolContext, input: dict[str, Any]) -> ToolOutput:
-        ran = await context.call_root("run_tool", RunTool(spec.name, input), context.seconds)
+        ran = await context.call_root(RUN_TOOL, RunTool(spec.name, input), context.seconds)
         return ToolOutput(ran.text, ran.is_error)
 
     return Tool(

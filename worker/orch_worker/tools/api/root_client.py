@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from orch_protocol.services.service import Service
 from orch_protocol.wire.tool_events import Called
 
-__all__ = ["Root"]
+__all__ = ["CallRoot", "Root"]
+
+P = TypeVar("P", bound=Struct)
+R = TypeVar("R")
+
+
+class CallRoot(Protocol):
+    """Calls a service of the root and returns its result. Raises the OrchError that the root answers with."""
+
+    def __call__(self, service: Service[P, R], params: P, seconds: float | None = None) -> Awaitable[R]: ...
 
 
 class Root(Protocol):
@@ -17,8 +28,8 @@ class Root(Protocol):
     def report(self, phase: str, detail: str, step: int) -> None:
         """Tell what the agent does just now."""
 
-    async def call_root(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
-        """Ask for a service and return its result."""
+    async def call_root(self, service: Service[P, R], params: P, seconds: float | None = None) -> R:
+        """Call a service of the root and return its result. Raises the OrchError that the root answers with."""
 
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
         """Tell what happened in a turn, if somebody watches it or comes to."""

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from orch_protocol.core.budget import Amounts, Reserve, Reserved, Settle, Settled, Spent, amounts_of
+from orch_protocol.core.budget import Amounts, Reserve, Reserved, Settle, Spent, amounts_of
 from orch_protocol.core.messages import Usage
+from orch_protocol.services.budgets import RECORD_USAGE, RESERVE_BUDGET, SETTLE_BUDGET
 
 from ...backends.base import NOTHING, AssistantTurn, Backend, Quote, lost_by
 from ..api.base import ToolContext
@@ -123,8 +124,7 @@ class Purse:
         if most == Amounts():
             return None
         await self.settled()
-        reserved: Reserved = await self._call_root("reserve", Reserve(least, enough, most, beside))
-        return reserved
+        return await self._call_root(RESERVE_BUDGET, Reserve(least, enough, most, beside))
 
     def _settle(self, id: str, usage: Usage) -> None:
         # Nobody waits for the answer but the next response: what tools ask of the root is asked behind it anyway.
@@ -137,7 +137,7 @@ class Purse:
 
     async def _spend(self, usage: Usage, hold: Hold) -> None:
         try:
-            await self._call_root("spent", Spent(usage))
+            await self._call_root(RECORD_USAGE, Spent(usage))
         except Exception as error:
             print(f"not on record yet: {error}", flush=True)
             self.owe(usage)
@@ -145,7 +145,7 @@ class Purse:
 
     async def _tell(self, settle: Settle) -> None:
         try:
-            settled: Settled = await self._call_root("settle", settle)
+            settled = await self._call_root(SETTLE_BUDGET, settle)
             self.low = settled.low
         except Exception as error:
             # What was put aside stays so until the turn ends, and then counts by what is on record.

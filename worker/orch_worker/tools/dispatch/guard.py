@@ -9,11 +9,12 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orch_protocol.core.approval import ApproveCall, Approved, digest_of
+from orch_protocol.core.approval import ApproveCall, digest_of
 from orch_protocol.core.errors import ConfigError, OrchError, StoreError
 from orch_protocol.core.messages import ToolUse
 from orch_protocol.core.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
 from orch_protocol.core.taint import Bit, Mark, bits_in
+from orch_protocol.services.approvals import EVALUATE_POLICY, REQUEST_APPROVAL
 from orch_protocol.wire.tool_events import CallOutcome
 
 from ...policy.file_filter import Sieve
@@ -222,7 +223,7 @@ class Guard:
             tainted=tainted,
         )
         try:
-            said: Approved = await self._call_root("approve", asked, self._seconds + PATIENCE_SECONDS)
+            said = await self._call_root(REQUEST_APPROVAL, asked, self._seconds + PATIENCE_SECONDS)
         except (OrchError, ToolError) as error:
             return "declined", f"{verdict.reason}; it needs approval, which could not be asked for: {error}", False
         if not said.allowed:
@@ -298,7 +299,7 @@ def _judges(spec: PolicySpec, context: ToolContext) -> Sequence[Judge]:
 
     async def ask_root(call: PolicyCall) -> Verdict:
         try:
-            said: Verdict = await context.call_root("judge", call, spec.rules.approval_seconds + PATIENCE_SECONDS)
+            said = await context.call_root(EVALUATE_POLICY, call, spec.rules.approval_seconds + PATIENCE_SECONDS)
         except (OrchError, ToolError) as error:
             return Verdict("deny", "any", f"the program's policy function could not be asked: {error}")
         return said

@@ -9,9 +9,11 @@ from typing import Final
 from orch_protocol.agent.models import Localise
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import OrchError
+from orch_protocol.services.models import RESTRICT_TO_LOCAL
 
 from ...backends.registry import is_remote
-from ..api.base import CallRoot, ToolError
+from ..api.base import ToolError
+from ..api.root_client import CallRoot
 
 __all__ = ["Locality"]
 
@@ -41,7 +43,7 @@ class Locality:
         if not self._is_remote:
             return "", ""
         try:
-            backend: BackendSpec = await self._call_root("localise", Localise(look=True), LOOK_SECONDS)
+            backend = await self._call_root(RESTRICT_TO_LOCAL, Localise(look=True), LOOK_SECONDS)
         except (OrchError, ToolError) as error:
             return "", str(error)
         return f"{backend.provider}:{backend.model}", ""
@@ -52,7 +54,7 @@ class Locality:
             if self.bound and not self._is_remote:
                 return ""
             try:
-                backend: BackendSpec = await self._call_root("localise", Localise(), LOOK_SECONDS)
+                backend = await self._call_root(RESTRICT_TO_LOCAL, Localise(), LOOK_SECONDS)
                 await self._move(backend)
             except (OrchError, ToolError) as error:
                 return str(error)

@@ -8,7 +8,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from orch_protocol.core.rate_limits import Admit, Admitted, LaneLeft, LaneRefused
+from orch_protocol.core.rate_limits import Admit, LaneLeft, LaneRefused
+from orch_protocol.services.budgets import ADMIT_REQUEST, RELEASE_REQUEST, REPORT_RATE_LIMIT
+from orch_protocol.services.service import Empty, Service
 
 from ...backends.http.retry import Failure
 from ..api.base import ToolContext
@@ -16,6 +18,7 @@ from ..api.base import ToolContext
 __all__ = ["Gate"]
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Struct)
 
 
 class Gate:
@@ -44,27 +47,26 @@ class Gate:
         except Failure as failure:
             if failure.crowded:
                 self.limit(lane)
-                self._tell("refused", LaneRefused(lane, failure.wait))
+                self._tell(REPORT_RATE_LIMIT, LaneRefused(lane, failure.wait))
             raise
         finally:
             if permit:
-                self._tell("left", LaneLeft(lane, permit, ok))
+                self._tell(RELEASE_REQUEST, LaneLeft(lane, permit, ok))
 
     async def _admitted(self, lane: str) -> str:
-        admitted = await self._call_root("admit", Admit(lane))
-        assert isinstance(admitted, Admitted)
+        admitted = await self._call_root(ADMIT_REQUEST, Admit(lane))
         if not admitted.id:
             self._closed.discard(lane)
         return admitted.id
 
-    def _tell(self, service: str, params: Struct) -> None:
+    def _tell(self, service: Service[P, Empty], params: P) -> None:
         # Nobody waits for the answer: what is told goes out before anything that is asked afterwards.
         task = asyncio.get_running_loop().create_task(self._told(service, params))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def _told(self, service: str, params: Struct) -> None:
+    async def _told(self, service: Service[P, Empty], params: P) -> None:
         try:
             await self._call_root(service, params)
         except Exception as error:
-            print(f"{service}: not told: {error}", flush=True)  # the root finds out by the next refusal
+            print(f"cannot call {service.name!r}: {error}", flush=True)  # the root finds out by the next refusal

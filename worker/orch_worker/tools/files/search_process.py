@@ -43,7 +43,7 @@ class Apart:
             )
         except OSError as error:
             raise ToolError(f"no process could be started to search in: {error.strerror}.") from error
-        self._to, self._from = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+        self._to, self._from = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
         self._first = json.dumps([regex.pattern, regex.flags & ~re.UNICODE])
 
     def close(self) -> None:

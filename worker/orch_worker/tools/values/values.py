@@ -20,6 +20,7 @@ from orch_protocol.core.errors import AgentError, NoValueError
 from orch_protocol.core.messages import Reply
 from orch_protocol.core.taint import Bit, Mark, bits_in, mark, passed_on
 from orch_protocol.core.values import Taken, TakeValue
+from orch_protocol.services.resources import TAKE_VALUE
 
 from ...system.files import regular_open_regular
 from ...system.isolated_read import Deadly, taste
@@ -374,7 +375,7 @@ async def all_of(context: ToolContext, reply: Reply) -> str:
 
 async def _taken_over(context: ToolContext, ref: str, name: str, *, local: bool) -> tuple[str, str]:
     """Keep the value of `name` in the agent `ref` here; return that one's id, and the marker of the handle."""
-    taken: Taken = await context.call_root("value", TakeValue(ref, name), context.seconds)
+    taken = await context.call_root(TAKE_VALUE, TakeValue(ref, name), context.seconds)
     values = context.own(Values)
     kept = await asyncio.to_thread(_keep, values, taken, local)
     return taken.id, "\n".join([kept.text(context.granted), *values.told()])

@@ -1,0 +1,1 @@
+"""Calling a service: callers, handlers, and the checks before a call."""

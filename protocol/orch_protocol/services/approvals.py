@@ -1,0 +1,23 @@
+"""Services for approvals: policy callbacks, approval requests and stored permissions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..core.approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermissions, Permission, Revoke
+from ..core.policy import PolicyCall, Verdict
+from .service import EVERY_AGENT, USERS_ONLY, Service
+
+__all__ = ["ANSWER_APPROVAL", "EVALUATE_POLICY", "LIST_PERMISSIONS", "REQUEST_APPROVAL", "REVOKE_PERMISSIONS"]
+
+EVALUATE_POLICY: Final = Service(
+    "judge", PolicyCall, Verdict, EVERY_AGENT, "Evaluate the program's policy callback for a tool call."
+)
+REQUEST_APPROVAL: Final = Service(
+    "approve", ApproveCall, Approved, EVERY_AGENT, "Request the user's approval of a tool call."
+)
+ANSWER_APPROVAL: Final = Service("answer", AnswerQuestion, Answered, USERS_ONLY, "Answer an approval request.")
+LIST_PERMISSIONS: Final = Service(
+    "permissions", ListPermissions, list[Permission], USERS_ONLY, "List stored permissions."
+)
+REVOKE_PERMISSIONS: Final = Service("revoke", Revoke, list[Permission], USERS_ONLY, "Revoke stored permissions.")

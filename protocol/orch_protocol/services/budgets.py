@@ -1,0 +1,35 @@
+"""Services for budgets and rate limits: reservations, usage, and admission of requests to a provider."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..core.budget import BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled, Spent
+from ..core.rate_limits import Admit, Admitted, LaneLeft, LaneRefused
+from .service import ARCHIVING_AGENTS, EVERY_AGENT, USERS_ONLY, Empty, Service
+
+__all__ = [
+    "ADMIT_REQUEST",
+    "CHANGE_BUDGET",
+    "RECORD_USAGE",
+    "RELEASE_REQUEST",
+    "REPORT_RATE_LIMIT",
+    "RESERVE_BUDGET",
+    "SETTLE_BUDGET",
+]
+
+RESERVE_BUDGET: Final = Service(
+    "reserve", Reserve, Reserved, EVERY_AGENT, "Reserve budget for a model request or tool call."
+)
+SETTLE_BUDGET: Final = Service("settle", Settle, Settled, EVERY_AGENT, "Settle a reservation with the actual usage.")
+RECORD_USAGE: Final = Service("spent", Spent, Empty, ARCHIVING_AGENTS, "Record usage that had no reservation.")
+CHANGE_BUDGET: Final = Service(
+    "budget", ChangeBudget, BudgetShown, USERS_ONLY, "Show or change the budget of all agents together."
+)
+REPORT_RATE_LIMIT: Final = Service(
+    "refused", LaneRefused, Empty, EVERY_AGENT, "Report that a provider refused a request for its rate limit."
+)
+ADMIT_REQUEST: Final = Service(
+    "admit", Admit, Admitted, EVERY_AGENT, "Wait for permission to send a rate-limited request."
+)
+RELEASE_REQUEST: Final = Service("left", LaneLeft, Empty, EVERY_AGENT, "Report that an admitted request has ended.")

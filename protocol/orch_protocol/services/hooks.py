@@ -1,0 +1,17 @@
+"""Services for hooks: call hooks of the user's program, and record what hooks did."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..hooks.stages import HooksRan, HooksSaid, RunHooks
+from .service import EVERY_AGENT, Empty, Service
+
+__all__ = ["RECORD_HOOK_RUNS", "RUN_HOOKS"]
+
+RUN_HOOKS: Final = Service(
+    "run_hooks", RunHooks, HooksSaid, EVERY_AGENT, "Call hooks of the user's program for the calling agent."
+)
+RECORD_HOOK_RUNS: Final = Service(
+    "hooks_ran", HooksRan, Empty, EVERY_AGENT, "Record which hooks ran and what they did."
+)

@@ -1,0 +1,57 @@
+"""Services for sessions: show, change, compact, fork, check and delete them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..session.tree import (
+    Changed,
+    ChangeSession,
+    Compacted,
+    CompactSession,
+    Forked,
+    ForkSession,
+    FsckSession,
+    Kept,
+    ListKept,
+    PrunedSessions,
+    PruneSessions,
+    SessionChecked,
+    SessionShown,
+    SetPlanning,
+    ShowSession,
+)
+from .requests import AgentRow
+from .service import USERS_ONLY, Service
+
+__all__ = [
+    "CHANGE_SESSION",
+    "CHECK_SESSION",
+    "COMPACT_SESSION",
+    "FORK_SESSION",
+    "LIST_SESSION_METADATA",
+    "PRUNE_SESSIONS",
+    "SET_PLAN_MODE",
+    "SHOW_SESSION",
+]
+
+SHOW_SESSION: Final = Service("session", ShowSession, SessionShown, USERS_ONLY, "Show the entries of a session.")
+CHANGE_SESSION: Final = Service(
+    "change_session", ChangeSession, Changed, USERS_ONLY, "Change a session: label, move, add a message."
+)
+COMPACT_SESSION: Final = Service(
+    "compact", CompactSession, Compacted, USERS_ONLY, "Replace the conversation so far by a summary."
+)
+LIST_SESSION_METADATA: Final = Service("kept", ListKept, list[Kept], USERS_ONLY, "List the metadata of a session.")
+FORK_SESSION: Final = Service(
+    "fork", ForkSession, Forked, USERS_ONLY, "Copy a session, up to an entry, to a new agent."
+)
+CHECK_SESSION: Final = Service(
+    "fsck_session", FsckSession, SessionChecked, USERS_ONLY, "Check the files of a session, and repair them."
+)
+PRUNE_SESSIONS: Final = Service(
+    "prune_sessions", PruneSessions, PrunedSessions, USERS_ONLY, "Delete sessions older than a given age."
+)
+SET_PLAN_MODE: Final = Service(
+    "set_planning", SetPlanning, AgentRow, USERS_ONLY, "Switch plan mode of an agent on or off."
+)
