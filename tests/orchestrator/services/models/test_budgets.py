@@ -370,5 +370,5 @@ async def test_money_is_for_agents(tmp_path: Path) -> None:
             ("reserve", Reserve(Amounts(), Amounts(), Amounts())),
             ("settle", Settle("x", Amounts())),
         ):
-            with pytest.raises(ProtocolError, match="for agents alone"):
+            with pytest.raises(ConfigError, match="only an agent can call"):
                 await call(world.supervisor, USER, SERVICES[service], params)
