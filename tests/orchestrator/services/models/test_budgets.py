@@ -16,7 +16,7 @@ from orch.policy.caller import USER
 from orch.services import call
 from orch_protocol.agent.config import BudgetConfig, SummaryConfig, TriggerConfig
 from orch_protocol.core.budget import Amounts, Reserve, Settle
-from orch_protocol.core.errors import AgentError, BudgetExceededError, ConfigError, ProtocolError, StoreError
+from orch_protocol.core.errors import AgentError, BudgetExceededError, ConfigError, StoreError
 from orch_protocol.core.messages import Message, ToolResult, text_of
 from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.taint import TaintConfig
