@@ -19,7 +19,8 @@ from orch_protocol.core.messages import Reply, Usage, assistant, user
 from orch_protocol.services.import_export import Imported
 from orch_protocol.services.recall import ArchiveRow, Hit
 from orch_protocol.services.registry import SERVICES
-from orch_protocol.services.requests import AgentRow, AgentSteered, Killed, Mapped, Spawned, Submitted
+from orch_protocol.services.requests import AgentRow, Killed, Mapped, Spawned, Submitted
+from orch_protocol.services.steering_queue import AgentSteered
 from orch_protocol.session.tree import Branch, Changed, Compacted, EntryRow, Forked, Kept, SessionShown
 
 __all__ = ["ARCHIVE", "REPLY", "ROW", "SPAWNED", "Desk", "opened"]
