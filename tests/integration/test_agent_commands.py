@@ -228,7 +228,7 @@ def appears(file: Path) -> None:
         time.sleep(0.01)
 
 
-REFUSED: Final = ("is for users", "may not ask for", "refused")
+REFUSED: Final = ("is for users", "may not call", "refused")
 LEVELS: Final = ("L0", "L1", "L2")
 
 
