@@ -306,4 +306,4 @@ def agents(*tools: str) -> Any:
     tools = tools or tuple({tool for name in BY_TOOL for tool in SERVICES[name].agents.tools})
     spec = AgentSpec("a1", 1, "worker", "t", BackendSpec("scripted"), "/f", "/", tools=tools)
     node = SimpleNamespace(spec=spec)
-    return SimpleNamespace(tree=SimpleNamespace(nodes={"a1": node}))
+    return SimpleNamespace(tree=SimpleNamespace(agents={"a1": node}))
