@@ -147,9 +147,7 @@ class AsyncSubagent:
         """
         if return_name is not None:
             if returns is not None:
-                raise ConfigError(
-                    "a query returns what the model writes (returns=) or a value (return_name=), not both"
-                )
+                raise ConfigError("query takes returns= or return_name=, not both")
             return await self._returned(await self._query(prompt, timeout, on_event), return_name)
         if returns is None:
             return await self._query(prompt, timeout, on_event)
@@ -233,7 +231,7 @@ class AsyncSubagent:
         """Return when the agent's process has answered. Raises AgentDiedError when it has none or does not answer."""
         check_seconds(timeout)
         if not isinstance(payload, bytes) or timeout is None:
-            raise ConfigError(f"a ping takes bytes and a number of seconds, not {payload!r} and {timeout!r}")
+            raise ConfigError(f"ping needs bytes and a number of seconds; got {payload!r} and {timeout!r}")
         await self._orchestrator.supervisor.ping(self._node, payload, timeout)
 
     async def steer(self, text: str) -> str:

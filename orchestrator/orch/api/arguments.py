@@ -1,4 +1,4 @@
-"""What programs may say of agents and orchestrators, checked, and as data."""
+"""Arguments of the Python API: validation, and conversion to request data."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ __all__ = [
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 ARGUMENTS: Final[dict[str, tuple[Any, str]]] = {
-    "model": (str, "text, `provider:model`"),
+    "model": (str, "a string, `provider:model`"),
     "config": (Config, "an orch.Config"),
-    "run": (str, "a name, as text"),
-    "home": ((str, os.PathLike), "a path, as text or a Path"),
-    "env": (Mapping, "a mapping of variables"),
-    "keys": (Mapping, "a mapping of keys by their variables"),
-    "environment": (Iterable, "a list of names of variables"),
+    "run": (str, "a string"),
+    "home": ((str, os.PathLike), "a string or a Path"),
+    "env": (Mapping, "a mapping of variable names to values"),
+    "keys": (Mapping, "a mapping of variable names to API keys"),
+    "environment": (Iterable, "a list of variable names"),
     "approve": (Callable, "a function"),
     "policy": (Callable, "a function"),
-    "launcher": (Callable, "a class of launchers, or a function that makes one"),
+    "launcher": (Callable, "a launcher class or a function that returns a launcher"),
     "connect": (Callable, "a function"),
 }
-"""What an orchestrator is made with, in order: of which kind, and what that is in words."""
+"""The arguments of AsyncOrchestrator in order: the required type, and its description."""
 
 ToolLike = str | Tool | Callable[..., Any]
-"""A built-in tool's name, or a function of the user's program, which runs there."""
+"""The name of a built-in tool, or a function that runs in this program."""
 
 
 Request = TypeVar("Request", Spawn, ImportSession)
@@ -67,18 +67,20 @@ class AgentHandle(Protocol):
 
 
 class Scripted(Protocol):
-    """A backend that can be told as data, such as ScriptedBackend."""
+    """A backend that can be sent to a worker as data, such as ScriptedBackend."""
 
     def spec(self) -> BackendSpec:
-        """Return it as data."""
+        """Return the backend as data."""
 
 
 def script_of(backend: Scripted | None) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
-    """Return the responses and summaries of a scripted `backend`, None and none without one. Raises ConfigError."""
+    """Return the responses and summaries of a scripted backend; (None, ()) without one. Raises ConfigError."""
     if backend is None:
         return None, ()
     if not callable(getattr(backend, "spec", None)):
-        raise ConfigError(f"backend is an object such as ScriptedBackend([...]), not {backend!r}; see model=")
+        raise ConfigError(
+            f"backend must be an object such as ScriptedBackend([...]); got {backend!r}. Pass a model as model="
+        )
     spec = backend.spec()
     if spec.provider != "scripted":
         raise ConfigError(f"pass model={spec.provider}:...; only a scripted backend is passed as an object")
@@ -86,10 +88,10 @@ def script_of(backend: Scripted | None) -> tuple[tuple[Any, ...] | None, tuple[A
 
 
 def as_data(request: Request) -> Request:
-    """Return `request` as it is when it comes from another process and as files hold it. Raises ConfigError."""
+    """Return `request` as decoded from JSON, as other processes and files have it. Raises ConfigError."""
     said = request.agent if isinstance(request, ImportSession) else msgspec.structs.asdict(request)
     for budget in (said.get("budget"), said.get("limits")):
-        check_budget(budget or Budget())  # as JSON, what is no number would be no limit
+        check_budget(budget or Budget())  # in JSON a NaN would become null: no limit
     try:
         try:
             data = msgspec.json.encode(request)
@@ -97,63 +99,65 @@ def as_data(request: Request) -> Request:
             data = msgspec.json.encode(scrub(msgspec.to_builtins(request)))
         return msgspec.json.decode(data, type=type(request))
     except (*DECODE_ERRORS, TypeError, ValueError) as error:
-        raise ConfigError(f"no agent can be made of that: {error} (numbers are finite, everything is JSON)") from error
+        raise ConfigError(
+            f"invalid argument for an agent: {error}. Arguments must be JSON data with finite numbers"
+        ) from error
 
 
 def check_arguments(*values: Any) -> None:
-    """Raise ConfigError for one of all arguments of AsyncOrchestrator that is not what it is to be."""
+    """Raise ConfigError for an argument of AsyncOrchestrator that has the wrong type."""
     given = dict(zip(ARGUMENTS, values, strict=True))
     for (name, value), (kind, what) in zip(given.items(), ARGUMENTS.values(), strict=True):
         if name == "model" and isinstance(value, Config):
-            raise ConfigError("model is text, `provider:model`, and comes first: pass an orch.Config as config=")
+            raise ConfigError("model must be a string, `provider:model`; got a Config. Pass a configuration as config=")
         if value is not None and not isinstance(value, kind):
-            shown = repr(value) if kind is not Mapping else f"a {type(value).__name__}"  # a key is for no log
-            raise ConfigError(f"{name} is {what}, not {shown}; see help(orch.AsyncOrchestrator)")
+            shown = repr(value) if kind is not Mapping else f"a {type(value).__name__}"  # never show an API key
+            raise ConfigError(f"{name} must be {what}; got {shown}")
     for name in ("env", "keys"):
         for pair in (given[name] or {}).items():
             if not all(isinstance(each, str) for each in pair):
-                raise ConfigError(f"{name} is of texts by their names, but has {pair[0]!r}: {type(pair[1]).__name__}")
+                raise ConfigError(f"{name} must map strings to strings; got {pair[0]!r}: {type(pair[1]).__name__}")
     run, home = given["run"], given["home"]
     if paths.path_of("home", home) == "":
-        raise ConfigError("home '' names no folder: leave it out for the usual one, or name one")
+        raise ConfigError("home must not be empty: leave it out to use ORCH_HOME")
     if run is not None and (not RUN_NAME.fullmatch(run) or run.startswith(paths.OWN_RUN)):
         raise ConfigError(
-            f"run {run!r} does not do for a name: up to 64 letters, digits, '.', '_' and '-', beginning with a letter "
-            f"or digit, and not with {paths.OWN_RUN!r}; leave it out for a run of this program alone"
+            f"invalid run name {run!r}: use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or "
+            f"digit and not with {paths.OWN_RUN!r}; leave it out for a run that ends with this program"
         )
 
 
 def listed(what: str, values: Iterable[Any]) -> list[Any]:
-    """Return `values` as a list. Raises ConfigError for what is none, as for a text, whose letters nobody means."""
+    """Return `values` as a list. Raises ConfigError unless it is iterable; a string does not count."""
     try:
         each = None if isinstance(values, str | bytes) else iter(values)
     except TypeError:
         each = None
     if each is None:
-        raise ConfigError(f"{what} is a list, not {values!r}")
+        raise ConfigError(f"{what} must be a list; got {values!r}")
     return list(each)
 
 
 def names_of(what: str, names: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return `names` as a tuple, None for None. Raises ConfigError for what is no list of names."""
+    """Return `names` as a tuple, None for None. Raises ConfigError unless it is a list of strings."""
     if names is None:
         return None
     given = [names] if isinstance(names, str) else listed(what, names)
     if isinstance(names, str) or not all(isinstance(each, str) for each in given):
-        raise ConfigError(f"{what} is a list of names, not {names!r}: write {given!r}")
+        raise ConfigError(f"{what} must be a list of names; got {names!r}. Write {given!r}")
     return tuple(given)
 
 
 def split_tools(tools: Iterable[ToolLike] | None) -> tuple[tuple[str, ...] | None, tuple[Tool, ...]]:
-    """Return the built-in tools' names (None: none were given) and the functions, as tools."""
+    """Return the names of built-in tools (None: none were given) and the functions, as tools."""
     if tools is None:
         return None, ()
     if isinstance(tools, str):
-        raise ConfigError(f"tools is a list of names and functions, not the text {tools!r}: write [{tools!r}]")
+        raise ConfigError(f"tools must be a list of names and functions; got {tools!r}. Write [{tools!r}]")
     given = listed("tools", tools)
     for each in given:
         if not isinstance(each, str) and not callable(each):
-            raise ConfigError(f"a tool is the name of one or a function, not {each!r}")
+            raise ConfigError(f"a tool must be a name or a function; got {each!r}")
     functions = tuple(tool(each) for each in given if not isinstance(each, str))
     names = tuple(each for each in given if isinstance(each, str))
     taken = [*names, *(function.name for function in functions)]

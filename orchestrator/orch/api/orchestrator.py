@@ -353,7 +353,7 @@ class AsyncOrchestrator(HookRegistrar):
         """
         if not isinstance(task, str) or not isinstance(env, Mapping | None):
             wrong = repr(task) if not isinstance(task, str) else f"env={env!r}"
-            raise ConfigError(f"a task is text and env a mapping of variables, not {wrong}")
+            raise ConfigError(f"task must be a string and env a mapping of variables; got {wrong}")
         names, functions = split_tools(tools)
         script, summaries = script_of(backend)
         folder = paths.path_of("cwd", cwd) or str(paths.here())
@@ -423,9 +423,9 @@ class AsyncOrchestrator(HookRegistrar):
         Raises SpawnError, ConfigError, AgentNotFoundError, AmbiguousRefError.
         """
         if approve is not None and not callable(approve):
-            raise ConfigError(f"approve is a function that is called with a Question, not {approve!r}")
+            raise ConfigError(f"approve must be a function that takes a Question; got {approve!r}")
         if not isinstance(system, str | None):
-            raise ConfigError(f"system is text, not {system!r}")
+            raise ConfigError(f"system must be a string; got {system!r}")
         if (found := await _resumed(self, resume)) is None:
             said = None if system is None else PromptTemplate.literal("session", system, "system=")
             agent = await self.spawn(
@@ -580,7 +580,7 @@ async def _resumed(o: AsyncOrchestrator, resume: bool | str | int) -> str | None
     else:
         row = await (await o.get(resume)).state()
         if row.kind == "holder":
-            raise ConfigError(f"{resume!r} is an archive: it is asked, and no session goes on there")
+            raise ConfigError(f"{resume!r} is an archive and cannot be resumed as a session; query it instead")
     if row.status in ("killed", "failed"):
         await o.resume(row.id)
     return row.id

@@ -75,5 +75,5 @@ async def test_its_questions_are_answered_by_its_own(tmp_path: Path) -> None:
         theirs = await o.session(backend=ScriptedBackend([call, "x"]), tools=["tasks"], name="theirs")
         assert (await tasks(mine), await tasks(theirs)) == (1, 0)
         assert asked == ["mine"]
-        with pytest.raises(ConfigError, match="approve is a function"):
+        with pytest.raises(ConfigError, match="approve must be a function"):
             await o.session(approve=True)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def test_a_name_is_no_list_of_agents(open_one: Open) -> None:
     """Nobody means its letters."""
     with open_one() as o:
         scripted(o, "done", name="reader")
-        with pytest.raises(ConfigError, match="agents is a list, not 'reader'"):
+        with pytest.raises(ConfigError, match="agents must be a list; got 'reader'"):
             o.ask_all("reader", "go")
         assert [each.reply.text for each in o.ask_all(["reader"], "go") if each.reply] == ["done"]
 

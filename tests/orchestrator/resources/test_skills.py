@@ -279,7 +279,7 @@ class TestAgents:
             assert spec_of(world, agent) == SkillsSpec()
             with pytest.raises(ConfigError, match=r"switched off \(skills.enabled\), and 'good' is asked for"):
                 await world.scripted("done", skills=["good"])
-            with pytest.raises(ConfigError, match="skills is a list of names, not 'good'"):
+            with pytest.raises(ConfigError, match="skills must be a list of names; got 'good'"):
                 await world.scripted("done", skills="good")
 
     async def test_it_reads_what_it_needs_and_others_tools_need_approval(self, home: Path, tmp_path: Path) -> None:

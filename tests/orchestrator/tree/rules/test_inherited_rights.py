@@ -154,7 +154,7 @@ async def test_narrowing_never_widens(tmp_path: Path) -> None:
         for names, error in (([READ, GREP], ToolNotGrantedError), (["file", "baash"], ToolNotGrantedError)):
             with pytest.raises(error, match="narrowing never widens"):
                 await agent.revoke_tools(keep=names)
-        with pytest.raises(ConfigError, match="keep is a list of names"):
+        with pytest.raises(ConfigError, match="keep must be a list of names"):
             await agent.revoke_tools(keep="file")
         assert (await agent.state()).tools == (READ, LIST)
         await agent.revoke_tools(keep=[LIST])
