@@ -12,7 +12,7 @@ from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import BadReplyError, ConfigError, OrchError, QueryTimeoutError
 from orch_protocol.core.messages import Reply
 from orch_protocol.core.prompts import PromptShown, ShowPrompt
-from orch_protocol.core.values import Taken, TakeValue
+from orch_protocol.core.values import TakeValue
 from orch_protocol.resources.slash_commands import CommandCatalog, Execute, Executed, ShowCommands
 from orch_protocol.services.requests import (
     CANCEL_TURN,
@@ -37,8 +37,8 @@ from orch_protocol.services.requests import (
 from orch_protocol.services.resources import EXECUTE_COMMAND, LIST_COMMANDS, SHOW_PROMPT, TAKE_VALUE
 from orch_protocol.services.service import Service
 from orch_protocol.services.sessions import CHANGE_SESSION, SET_PLAN_MODE
-from orch_protocol.services.steering_queue import STEER, AgentSteered, SteerAgent
-from orch_protocol.session.tree import Changed, ChangeSession, Choose, SetPlanning, Think
+from orch_protocol.services.steering_queue import STEER, SteerAgent
+from orch_protocol.session.tree import ChangeSession, Choose, SetPlanning, Think
 from orch_protocol.wire.worker_messages import TurnEvent
 
 from ..policy.budget_rules import budget_change
@@ -172,13 +172,12 @@ class AsyncSubagent:
     async def _query(self, prompt: str, seconds: float | None, on_event: OnEvent | None) -> Reply:
         watcher = None if on_event is None else watching(on_event)
         asked = QueryAgent(self.id, prompt, seconds, stream=watcher is not None)
-        reply: Reply = await call(self._orchestrator.supervisor, USER, QUERY, asked, watcher)
-        return reply
+        return await call(self._orchestrator.supervisor, USER, QUERY, asked, watcher)
 
     async def _returned(self, reply: Reply, name: str) -> Returned:
         from .structured_output import loaded  # by those who ask for a value
 
-        taken: Taken = await self._call(TAKE_VALUE, TakeValue(self.id, name))
+        taken = await self._call(TAKE_VALUE, TakeValue(self.id, name))
         return await asyncio.to_thread(loaded, taken, reply)
 
     async def value(self, name: str) -> Any:
@@ -188,7 +187,7 @@ class AsyncSubagent:
         """
         from .structured_output import value_of
 
-        taken: Taken = await self._call(TAKE_VALUE, TakeValue(self.id, name))
+        taken = await self._call(TAKE_VALUE, TakeValue(self.id, name))
         return await asyncio.to_thread(value_of, taken)
 
     def submit(self, prompt: str) -> asyncio.Future[Reply]:
@@ -207,25 +206,22 @@ class AsyncSubagent:
         no such reply.
         """
         try:
-            reply: Reply = await self._call(COLLECT, Collect(self.id, timeout, again, query))
+            reply = await self._call(COLLECT, Collect(self.id, timeout, again, query))
         except QueryTimeoutError:
             return None
         return reply
 
     async def state(self) -> AgentRow:
         """Return the agent's current state: status, usage, task, model and more."""
-        row: AgentRow = await self._call(SHOW_STATE, Ref(self.id))
-        return row
+        return await self._call(SHOW_STATE, Ref(self.id))
 
     async def show(self, messages: int = 20) -> Shown:
         """Return the agent's state with the last `messages` messages of its transcript."""
-        shown: Shown = await self._call(SHOW_AGENT, Show(self.id, messages))
-        return shown
+        return await self._call(SHOW_AGENT, Show(self.id, messages))
 
     async def prompt_parts(self) -> PromptShown:
         """Return the parts of the prompt of the agent's next request; `render` returns their text."""
-        shown: PromptShown = await self._call(SHOW_PROMPT, ShowPrompt(self.id))
-        return shown
+        return await self._call(SHOW_PROMPT, ShowPrompt(self.id))
 
     async def ping(self, payload: bytes = b"", *, timeout: float = 10.0) -> None:
         """Return when the agent's process has answered. Raises AgentDiedError when it has none or does not answer."""
@@ -249,7 +245,7 @@ class AsyncSubagent:
         return await self._say(text, follow_up=True)
 
     async def _say(self, text: str, *, follow_up: bool = False) -> str:
-        said: AgentSteered = await self._call(STEER, SteerAgent(self.id, text, follow_up))
+        said = await self._call(STEER, SteerAgent(self.id, text, follow_up))
         return said.steer_id or said.query_id or ""
 
     async def revoke_tools(self, *, keep: Iterable[str]) -> None:
@@ -284,8 +280,7 @@ class AsyncSubagent:
 
     async def commands(self) -> CommandCatalog:
         """Return the slash commands of the agent's session: built-in ones, prompt templates, those of extensions."""
-        catalog: CommandCatalog = await self._call(LIST_COMMANDS, ShowCommands(self.id))
-        return catalog
+        return await self._call(LIST_COMMANDS, ShowCommands(self.id))
 
     async def execute(self, line: str) -> Executed:
         """Execute a slash command, such as "/status", or a shell command, "!COMMAND".
@@ -293,8 +288,7 @@ class AsyncSubagent:
         Returns its text and data, and the effect that the caller has to carry out, if there is one. Raises ConfigError
         for an unknown command or wrong arguments, and what the command raises.
         """
-        executed: Executed = await self._call(EXECUTE_COMMAND, Execute(self.id, line))
-        return executed
+        return await self._call(EXECUTE_COMMAND, Execute(self.id, line))
 
     async def set_model(self, model: str) -> str:
         """Continue the conversation with another model; return it as `provider:name`.
@@ -303,7 +297,7 @@ class AsyncSubagent:
         `checkout` to an earlier entry undoes it. Raises AgentBusyError while a turn runs, ConfigError when the model is
         unknown, has no key, or is not allowed for this agent.
         """
-        changed: Changed = await self._call(CHANGE_SESSION, ChangeSession(self.id, Choose(model)))
+        changed = await self._call(CHANGE_SESSION, ChangeSession(self.id, Choose(model)))
         return changed.model or model
 
     async def set_thinking(self, level: str) -> str:
@@ -313,7 +307,7 @@ class AsyncSubagent:
         an entry of the session, as with `set_model`. Raises AgentBusyError while a turn runs, ConfigError for another
         word, or for a model without levels.
         """
-        changed: Changed = await self._call(CHANGE_SESSION, ChangeSession(self.id, Think(level)))
+        changed = await self._call(CHANGE_SESSION, ChangeSession(self.id, Think(level)))
         return changed.thinking or level
 
     @property

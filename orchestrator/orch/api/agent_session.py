@@ -30,7 +30,6 @@ from orch_protocol.session.tree import (
     ChangeSession,
     Compacted,
     CompactSession,
-    Forked,
     ForkSession,
     FsckSession,
     Inform,
@@ -64,8 +63,7 @@ class AsyncAgentSession:
 
     async def tree(self, limit: int | None = None) -> SessionShown:
         """Return the session with its entries in file order, or only the last `limit` entries."""
-        shown: SessionShown = await self._call(SHOW_SESSION, ShowSession(self._agent.id, limit))
-        return shown
+        return await self._call(SHOW_SESSION, ShowSession(self._agent.id, limit))
 
     async def branches(self) -> list[Branch]:
         """Return the branches of the conversation, including the current one."""
@@ -99,7 +97,7 @@ class AsyncAgentSession:
         entry is given.
         """
         request = ForkSession(self._agent.id, entry_text(entry), name, model, all)
-        forked: Forked = await self._call(FORK_SESSION, request)
+        forked = await self._call(FORK_SESSION, request)
         return self._agent._orchestrator._handle(forked.id)
 
     async def label(self, entry: str | int, label: str | None) -> None:
@@ -133,8 +131,7 @@ class AsyncAgentSession:
 
     async def get_meta(self, kind: str | None = None) -> list[Kept]:
         """Return the metadata on the current branch, of one kind or all, oldest first. The last item is in force."""
-        items: list[Kept] = await self._call(LIST_SESSION_METADATA, ListKept(self._agent.id, kind))
-        return items
+        return await self._call(LIST_SESSION_METADATA, ListKept(self._agent.id, kind))
 
     async def compact(self, instructions: str = "") -> Compacted:
         """Replace all but the last turns with a summary now; return what was replaced and the token counts.
@@ -142,8 +139,7 @@ class AsyncAgentSession:
         The model that writes the summary gets `instructions`. A cold agent gets a process for this. Raises
         ConfigError when the summary would not be shorter than what it replaces.
         """
-        done: Compacted = await self._call(COMPACT_SESSION, CompactSession(self._agent.id, instructions))
-        return done
+        return await self._call(COMPACT_SESSION, CompactSession(self._agent.id, instructions))
 
     async def fsck(self, *, repair: bool = False) -> SessionChecked:
         """Check the session file: torn writes, damaged lines, duplicate ids, cycles, another agent's file.
@@ -151,12 +147,10 @@ class AsyncAgentSession:
         With `repair` a repaired copy replaces the file, and the damaged file is kept beside it (`kept`). Raises
         ForeignFileError when the file belongs to another agent, StoreError.
         """
-        checked: SessionChecked = await self._call(CHECK_SESSION, FsckSession(self._agent.id, repair))
-        return checked
+        return await self._call(CHECK_SESSION, FsckSession(self._agent.id, repair))
 
     async def _change(self, change: Change, *, ask_anew: bool = False) -> Changed:
-        changed: Changed = await self._call(CHANGE_SESSION, ChangeSession(self._agent.id, change, ask_anew))
-        return changed
+        return await self._call(CHANGE_SESSION, ChangeSession(self._agent.id, change, ask_anew))
 
 
 def entry_text(entry: str | int | None) -> str | None:

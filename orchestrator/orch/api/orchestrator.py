@@ -30,7 +30,6 @@ from orch_protocol.services.requests import (
     WAIT,
     AgentRow,
     Kill,
-    Killed,
     List,
     MapAgents,
     Mapped,
@@ -457,16 +456,14 @@ class AsyncOrchestrator(HookRegistrar):
 
     async def agents(self, *, all: bool = False) -> list[AgentRow]:
         """Return the state of every agent; killed agents and archive holders only with `all`."""
-        rows: list[AgentRow] = await self._call(LIST_AGENTS, List(all))
-        return rows
+        return await self._call(LIST_AGENTS, List(all))
 
     async def events(self, since: int = 0, *, ref: str | None = None, timeout: float = 0.0) -> list[RunEvent]:
         """Return the events of the run after event number `since`, at most 1,000.
 
         When there are none, wait up to `timeout` seconds. `ref` selects one agent.
         """
-        found: list[RunEvent] = await self._call(LIST_EVENTS, EventsSince(since, ref, seconds=timeout))
-        return found
+        return await self._call(LIST_EVENTS, EventsSince(since, ref, seconds=timeout))
 
     async def wait(
         self,
@@ -475,8 +472,7 @@ class AsyncOrchestrator(HookRegistrar):
         timeout: float | None = None,
     ) -> Waited:
         """Wait until any, all or a number (`mode`) of the agents are not busy, at most `timeout` seconds."""
-        waited: Waited = await self._call(WAIT, Wait(_refs(agents), mode, timeout))
-        return waited
+        return await self._call(WAIT, Wait(_refs(agents), mode, timeout))
 
     async def ask_all(
         self, agents: Iterable[AgentHandle | str | int], prompt: str, *, timeout: float | None = None
@@ -486,12 +482,11 @@ class AsyncOrchestrator(HookRegistrar):
         An agent that fails has its error in its result; the others are not affected.
         """
         request = MapAgents(_refs(listed("agents", agents)), prompt, timeout)
-        results: list[Mapped] = await self._call(ASK_ALL, request)
-        return results
+        return await self._call(ASK_ALL, request)
 
     async def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
         """Kill agents and their descendants; return the ids, children first. Transcripts are kept."""
-        killed: Killed = await self._call(KILL, Kill(tuple(map(str, refs)), all))
+        killed = await self._call(KILL, Kill(tuple(map(str, refs)), all))
         return killed.ids
 
     async def resume(
@@ -501,7 +496,7 @@ class AsyncOrchestrator(HookRegistrar):
 
         `max_cost` and `budget` set the limits of any agent, in total; `math.inf` removes a limit.
         """
-        row: AgentRow = await self._call(RESUME, Resume(str(ref), budget_change(max_cost, budget)))
+        row = await self._call(RESUME, Resume(str(ref), budget_change(max_cost, budget)))
         return AsyncSubagent(self, row.id)
 
     # Registration.

@@ -19,7 +19,6 @@ from orch_protocol.services.requests import SHOW_STATE, AgentRow, Ref
 from orch_protocol.services.sessions import CHANGE_SESSION, FORK_SESSION, PRUNE_SESSIONS, SHOW_SESSION
 from orch_protocol.session.tree import (
     ChangeSession,
-    Forked,
     ForkSession,
     PrunedSessions,
     PruneSessions,
@@ -72,8 +71,7 @@ class AsyncSessions:
         found = await self._find(session)
         if isinstance(found, Path):
             return await self._orchestrator.supervisor.disk.do(stored.read_tree, found, limit)
-        shown: SessionShown = await self._call(SHOW_SESSION, ShowSession(found, limit))
-        return shown
+        return await self._call(SHOW_SESSION, ShowSession(found, limit))
 
     async def read(self, session: SessionRef, entry: str | int | None = None) -> builtins.list[Message]:
         """Return the messages of the conversation up to an entry or turn (None: all). Archived messages are included.
@@ -117,7 +115,7 @@ class AsyncSessions:
             request = ImportSession(str(found / NAME), str(paths.here()), agent=agent, at=at, all=all)
             imported = await call(self._orchestrator.supervisor, USER, IMPORT_SESSION, as_data(request))
             return AsyncSubagent(self._orchestrator, imported.id)
-        forked: Forked = await self._call(FORK_SESSION, ForkSession(found, at, name, model, all))
+        forked = await self._call(FORK_SESSION, ForkSession(found, at, name, model, all))
         return AsyncSubagent(self._orchestrator, forked.id)
 
     async def import_(
@@ -180,12 +178,10 @@ class AsyncSessions:
         deleted; the result says what would be. Deleted agents keep their number and usage; using one raises
         SessionDeletedError. Raises ConfigError, StoreError.
         """
-        pruned: PrunedSessions = await self._call(PRUNE_SESSIONS, PruneSessions(older, keep, dry_run, idle))
-        return pruned
+        return await self._call(PRUNE_SESSIONS, PruneSessions(older, keep, dry_run, idle))
 
     async def _row(self, ref: str) -> AgentRow:
-        row: AgentRow = await self._call(SHOW_STATE, Ref(ref))
-        return row
+        return await self._call(SHOW_STATE, Ref(ref))
 
     async def _find(self, session: SessionRef) -> str | Path:
         """Return the reference of an agent of this run, or the folder of a session that no such agent has."""

@@ -12,7 +12,6 @@ from orch_protocol.services.steering_queue import (
     SHOW_QUEUE,
     ClearQueue,
     Queued,
-    QueueShown,
     SetQueue,
 )
 
@@ -30,7 +29,7 @@ class AsyncAgentQueue:
 
     async def list(self) -> builtins.list[Queued]:
         """Return the queued messages in delivery order: steering messages, then follow-ups."""
-        shown: QueueShown = await self._call(SHOW_QUEUE, Ref(self._id))
+        shown = await self._call(SHOW_QUEUE, Ref(self._id))
         return list(shown.waiting)
 
     async def clear(self, *ids: str) -> builtins.list[Queued]:
@@ -39,7 +38,7 @@ class AsyncAgentQueue:
         A message that is missing from the result was delivered in the meantime. Raises ConfigError for an id that is
         not queued.
         """
-        cleared: QueueShown = await self._call(CLEAR_QUEUE, ClearQueue(self._id, ids or None))
+        cleared = await self._call(CLEAR_QUEUE, ClearQueue(self._id, ids or None))
         return list(cleared.waiting)
 
     async def set_modes(self, *, steering: QueueMode | None = None, follow_up: QueueMode | None = None) -> None:

@@ -22,8 +22,7 @@ class AsyncAgentWorkspace:
 
         Files are compared with the disk: an object made from a file that has changed is `stale`.
         """
-        shown: WorkspaceShown = await self._call(SHOW_WORKSPACE, ShowWorkspace(self._id, about))
-        return shown
+        return await self._call(SHOW_WORKSPACE, ShowWorkspace(self._id, about))
 
     async def pin(self, *names: str) -> tuple[str, ...]:
         """Keep objects in the workspace and list them first in the prompt; return their full names.
@@ -45,5 +44,4 @@ class AsyncAgentWorkspace:
         return (await self._arrange(request)).dropped
 
     async def _arrange(self, request: ArrangeWorkspace) -> Arranged:
-        arranged: Arranged = await self._call(CHANGE_WORKSPACE, request)
-        return arranged
+        return await self._call(CHANGE_WORKSPACE, request)

@@ -32,24 +32,21 @@ class AsyncArchives:
 
     async def list(self, ref: str | int | None = None) -> builtins.list[ArchiveRow]:
         """Return the archives of agent `ref` and its descendants in creation order; None returns all archives."""
-        rows: list[ArchiveRow] = await self._call(LIST_ARCHIVES, ListArchives(_text(ref)))
-        return rows
+        return await self._call(LIST_ARCHIVES, ListArchives(_text(ref)))
 
     async def search(self, query: str, *, ref: str | int | None = None, limit: int = 10) -> builtins.list[Hit]:
         """Return up to `limit` passages in archives that contain `query` or resemble it, best match first.
 
         `ref` restricts the search to archives of that agent and its descendants.
         """
-        hits: list[Hit] = await self._call(SEARCH_ARCHIVE, SearchArchive(query, limit, _text(ref)))
-        return hits
+        return await self._call(SEARCH_ARCHIVE, SearchArchive(query, limit, _text(ref)))
 
     async def read(self, id: str, *, first: int = 1, last: int | None = None) -> builtins.list[Message]:
         """Return messages `first` to `last` (from 1, inclusive) of an archive, unchanged.
 
         Raises AgentNotFoundError, AmbiguousRefError, DamagedError.
         """
-        messages: list[Message] = await self._call(READ_ARCHIVE, ReadArchive(id, first, last))
-        return messages
+        return await self._call(READ_ARCHIVE, ReadArchive(id, first, last))
 
     async def prune(self, *, older: float | str, ref: str | int | None = None, dry_run: bool = False) -> Pruned:
         """Delete archives older than `older` (seconds, or a duration such as "30d") permanently.
@@ -58,8 +55,7 @@ class AsyncArchives:
         would be. The processes of idle agents are stopped. Agents that are running a turn keep their archives and are
         listed in `busy`. Raises ConfigError, StoreError.
         """
-        pruned: Pruned = await self._call(PRUNE_ARCHIVES, Prune(older, _text(ref), dry_run))
-        return pruned
+        return await self._call(PRUNE_ARCHIVES, Prune(older, _text(ref), dry_run))
 
 
 def _text(ref: str | int | None) -> str | None:

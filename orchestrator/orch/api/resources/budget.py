@@ -26,5 +26,4 @@ class AsyncRunBudget:
 
         `max_cost` is in USD. The limits stay in force when the run is opened again, until the configuration changes.
         """
-        shown: BudgetShown = await self._call(CHANGE_BUDGET, ChangeBudget(budget_change(max_cost, budget)))
-        return shown
+        return await self._call(CHANGE_BUDGET, ChangeBudget(budget_change(max_cost, budget)))

@@ -20,10 +20,8 @@ class AsyncPermissions:
 
     async def list(self, folder: str | None = None) -> builtins.list[Permission]:
         """Return the permissions in force in `folder` (None: anywhere), with when each expires."""
-        permissions: list[Permission] = await self._call(LIST_PERMISSIONS, ListPermissions(folder))
-        return permissions
+        return await self._call(LIST_PERMISSIONS, ListPermissions(folder))
 
     async def revoke(self, *ids: str) -> builtins.list[Permission]:
         """Revoke permissions and return them. Calls they covered need approval again. Raises ConfigError."""
-        revoked: list[Permission] = await self._call(REVOKE_PERMISSIONS, Revoke(ids))
-        return revoked
+        return await self._call(REVOKE_PERMISSIONS, Revoke(ids))
