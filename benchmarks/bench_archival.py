@@ -16,7 +16,7 @@ from synthetic import Worker
 from orch.api.archiver import Archiver
 from orch.archival.store.store import ArchiveRecord, ArchiveStore, StoredMessage
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 
 ENTRIES, ENTRY_CHARS = 40, 700
 COMMITS = 20
@@ -135,7 +135,7 @@ class Session:
 def endless(folder: Path, count: int) -> list[Row]:
     """Return the largest request over `count` turns of 9k tokens in 5 calls, and how many planted facts are found."""
     worker = Worker(3)
-    estimator = Estimator()
+    estimator = TokenEstimator()
     largest = 0
     with Archiver(folder, "orch", "economy") as archiver:
         live: list[Message] = []

@@ -14,7 +14,7 @@ from harness import Args, Row
 from msgspec import Struct
 
 from orch.replay.readers import Recording, read_recordings
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 
 SIZE = "estimator error: size of the next request, 95 of 100 are closer (share)"
 GROWTH = "estimator error: what all requests grew by (share)"
@@ -62,7 +62,7 @@ def rows_of(file: Path) -> Iterator[Row]:
 
 def foretell(recording: Recording, found: Foretold) -> None:
     """Add the requests of `recording`, but for the first of which there is a report."""
-    estimator = Estimator(recording.ratios)
+    estimator = TokenEstimator(recording.ratios)
     sizes: dict[int, float] = {}
     before = (0.0, 0)
     for place, context in recording.contexts():

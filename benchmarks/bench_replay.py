@@ -12,7 +12,7 @@ import harness
 from harness import Args, Row
 
 from orch.replay.readers import read_recordings
-from orch.replay.report import Outcome, Terms, recorded_input, replay
+from orch.replay.report import Outcome, ReplayPricing, recorded_input, replay
 from orch.replay.retained_facts import KINDS
 
 EVIDENCE_ITEMS = 2000
@@ -41,8 +41,8 @@ def not_given() -> list[Row]:
 def recorded(file: Path, folder: Path, quick: bool) -> list[Row]:
     """Return what the policies make of one file: cost in dollars, and the share of evidence still to be had."""
     found = read_recordings(file)
-    terms = Terms(items=50 if quick else EVIDENCE_ITEMS)
-    cheap = Terms(items=0)
+    terms = ReplayPricing(items=50 if quick else EVIDENCE_ITEMS)
+    cheap = ReplayPricing(items=0)
     outcomes = {name: replay(found, name, terms if name == "auto" else cheap, folder) for name in POLICIES}
     units = {name: outcome.bill.units for name, outcome in outcomes.items()}
     rows = []

@@ -16,7 +16,7 @@ from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.sandbox import LEVELS, Level, SandboxSpec
 from orch_worker.sandbox import launcher_client, probe
 from orch_worker.tools.api.base import ToolContext
-from orch_worker.tools.shell.sandboxed_exec import Cell
+from orch_worker.tools.shell.sandboxed_exec import CommandSandbox
 from orch_worker.tools.shell.shell import bash
 
 COMMANDS = 200
@@ -95,7 +95,7 @@ def _fill(folder: Path) -> None:
 def _cpu_ms(context: ToolContext) -> float:
     """Return the CPU time of this process, of its ended children, and of what starts commands for `context`."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    launchers = [Path(f"/proc/{pid}/schedstat").read_text() for pid in context.own(Cell).launchers]
+    launchers = [Path(f"/proc/{pid}/schedstat").read_text() for pid in context.own(CommandSandbox).launchers]
     own = process_time_ns() + sum(int(text.split()[0]) for text in launchers)
     return own / 1e6 + 1e3 * (ended.ru_utime + ended.ru_stime)
 

@@ -125,13 +125,13 @@ def fill(folder: Path, agent: str, size: int) -> None:
     from orch_protocol.core.ids import new_id
     from orch_protocol.core.messages import Message, Reply, Text, ToolResult, ToolUse, assistant, user
     from orch_worker.conversation.stubs import stub_text
-    from orch_worker.session.log.append_log import unsynced
+    from orch_worker.session.log.append_log import without_fsync
     from orch_worker.session.log_reader import digest, read_spans
     from orch_worker.session.transcript import Transcript
 
     line = "0123456789abcdef" * 4 + "\n"
     result = (line * (RESULT // len(line) + 1))[:RESULT]
-    with unsynced():
+    with without_fsync():
         transcript = Transcript.open(folder, agent=agent, cwd="/")
         while transcript.log.end < size:
             turn, start = new_id(), transcript.log.end

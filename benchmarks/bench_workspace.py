@@ -15,7 +15,7 @@ from bench_hooks import Silence
 from harness import Args, Row
 
 from orch_protocol.core.workspace import Artifact, WorkspaceSpec
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.workspace import ranking
 
 TURNS, MADE = 120, 4
@@ -103,7 +103,7 @@ def by_reference(artifacts: Sequence[Artifact], prompt: str, turn: int) -> list[
 
 def held(order: Order, seeds: int, turns: int) -> float:
     """Return which share of the needed objects is told of when the question that needs it comes."""
-    size = Estimator().text
+    size = TokenEstimator().text
     found = asked = 0
     for seed in range(seeds):
         there: dict[str, Artifact] = {}
@@ -126,7 +126,7 @@ def _used(artifact: Artifact, turn: int) -> Artifact:
 async def turns(folder: Path, times: int, *, kept: bool, calls: bool, count: int = 0) -> float:
     """Return the median microseconds of a turn of a runtime without processes, which has `count` objects at hand."""
     from orch_protocol.agent.spec import AgentSpec, BackendSpec
-    from orch_protocol.core.workspace import Keep
+    from orch_protocol.core.workspace import KeepArtifact
     from orch_protocol.wire.worker_messages import Query
     from orch_worker.agent.runtime import Runtime
 
@@ -141,7 +141,7 @@ async def turns(folder: Path, times: int, *, kept: bool, calls: bool, count: int
     runtime = Runtime(spec, {}, Silence())  # type: ignore[arg-type]
     if kept and count:
         chance = random.Random(1)
-        runtime.transcript.workspace(tuple(Keep(_one(chance, 1)[0]) for _ in range(count)))
+        runtime.transcript.workspace(tuple(KeepArtifact(_one(chance, 1)[0]) for _ in range(count)))
     taken = []
     for number in range(times):
         begin = perf_counter()

@@ -20,9 +20,9 @@ from orch_worker.process.main import main as serve
 WITHOUT = "ORCH_BENCH_WITHOUT"
 
 if os.environ.get(WITHOUT) == "heap_fill":
-    zygote.filled = list
+    zygote.fill_heap_holes = list
 elif os.environ.get(WITHOUT) == "warm_up":
-    zygote.rehearse = lambda _: None
+    zygote.run_warm_up_agent = lambda _: None
 
 
 def collect(*_: object) -> None:

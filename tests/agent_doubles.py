@@ -11,7 +11,7 @@ from msgspec import Struct
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.messages import Message, Reply, ToolResult, Usage, text_of, tool_uses
 from orch_protocol.services.service import AnyService
-from orch_worker.agent.turn import Brake, Emit, run_turn
+from orch_worker.agent.turn import CancelToken, Emit, run_turn
 from orch_worker.backends.base import Backend
 from orch_worker.tools.api.base import Tool, ToolContext
 from orch_worker.tools.dispatch.toolbox import Toolbox
@@ -42,7 +42,7 @@ class Talk:
         self.recorded: list[Message] = []
         self.used: list[Usage] = []
         self.reports: list[tuple[str, str, int]] = []
-        self.brake = Brake()
+        self.brake = CancelToken()
         backend.append_system("", self.box.specs())
 
     async def ask(

@@ -21,13 +21,13 @@ from orch.archival.store.session_archives import SessionArchives
 from orch.tree.agents.agent_record import redacted_message
 from orch_protocol.agent.config import ArchivalConfig, TriggerConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, Durability
-from orch_protocol.core.archives import Source, Upgrade
+from orch_protocol.core.archives import ArchiveSource, RecordUpgrade
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.core.messages import Message, Reply, StopReason, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services.archiving import Archive, ArchivePlan
-from orch_protocol.services.recall import Hit
+from orch_protocol.services.archiving import ArchivePlan, PlanArchiving
+from orch_protocol.services.recall import SearchHit
 from orch_protocol.session.entries import MessageEntry, Telling
-from orch_protocol.session.tree import Edit, Inform
+from orch_protocol.session.tree import AddMessage, SessionEdit
 from orch_worker.context.compaction_rules import safe_cuts
 from orch_worker.conversation.stubs import holders_in, is_summary, stub_text
 from orch_worker.session.log.append_log import load
@@ -160,7 +160,7 @@ class Life:
     def inform(self, text: str) -> None:
         """Let a program tell the agent something."""
         entry = new_entry_id(self.transcript.session.places)
-        self.transcript.change(Edit(entry, Inform("test", text)))
+        self.transcript.change(SessionEdit(entry, AddMessage("test", text)))
         self._heard()
 
     def compact(self, stop: int) -> None:
@@ -191,7 +191,7 @@ class Life:
     def plan(self, stop_reason: StopReason | None = "end_turn", *, summaries: bool = False) -> ArchivePlan:
         """Return what the engine wants archived now."""
         items = self.transcript.session.view.items
-        ask = Archive(stop_reason, items[-1].last if items else "", 0, 1.0, summaries)
+        ask = PlanArchiving(stop_reason, items[-1].last if items else "", 0, 1.0, summaries)
         return self.loop.run(self.archives.plan(self.spec, ask, Prices()))
 
     def archive(self, stop_reason: StopReason | None = "end_turn") -> list[str]:
@@ -203,7 +203,7 @@ class Life:
     def summarise(self, holder: str, text: str, *, at_once: bool = True) -> None:
         """Put a better text for what stands in a holder's place on record."""
         record = self.ledger().records[holder]
-        self.transcript.upgrade(Upgrade(holder, stub_text(record.kind, holder, text, record.answer), at_once))
+        self.transcript.upgrade(RecordUpgrade(holder, stub_text(record.kind, holder, text, record.answer), at_once))
 
     def prune(self, before: str, when: str = DELETED) -> DeletionResult:
         """Delete the archives made by then, while the agent has no process."""
@@ -246,7 +246,7 @@ class Life:
         """Return what an archive holds."""
         return self.loop.run(self.archives.read(self.spec, holder, first, last))
 
-    def source(self, holder: str) -> Source:
+    def source(self, holder: str) -> ArchiveSource:
         """Return what a holder is told of where its messages are."""
         return self.loop.run(self.archives.source(self.spec, holder))
 
@@ -255,7 +255,7 @@ class Life:
         path = self.folder / "session.jsonl"
         path.write_bytes(path.read_bytes().replace(was, now, 1))
 
-    def search(self, query: str) -> list[Hit]:
+    def search(self, query: str) -> list[SearchHit]:
         """Return where archives say that."""
         return self.loop.run(self.archives.search(self.spec, query, 10))
 

@@ -11,12 +11,12 @@ from orch_protocol.agent.spec import ArchivalSpec
 from orch_protocol.core.archives import Collapse
 from orch_protocol.core.errors import BackendError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, user
-from orch_protocol.services.archiving import Archive, Archived, ArchivePlan, SummaryOrder
+from orch_protocol.services.archiving import ArchivePlan, CommitArchives, PlanArchiving, SummaryOrder
 from orch_protocol.services.service import AnyService
 from orch_worker.backends.offline.scripted import ScriptedBackend
-from orch_worker.context.archiving import Archiving
+from orch_worker.context.archiving import TurnArchiver
 from orch_worker.conversation.stubs import stub_text
-from orch_worker.hooks.session_events import PastHooks
+from orch_worker.hooks.session_events import ArchivalHooks
 from orch_worker.session.transcript import Transcript
 
 __all__ = ["CALL", "ERA", "HOLDERS", "RESULT", "Agent", "answered", "settle"]
@@ -30,11 +30,11 @@ RESULT = Message("user", (ToolResult("c1", (Text("seen"),)),))
 class Agent:
     """An agent with a transcript, whose root plans what it is told to, and whose model says what it is told to."""
 
-    def __init__(self, folder: Path, spec: ArchivalSpec | None = None, hooks: PastHooks | None = None) -> None:
+    def __init__(self, folder: Path, spec: ArchivalSpec | None = None, hooks: ArchivalHooks | None = None) -> None:
         self.transcript = Transcript.open(folder, agent="a", cwd="/")
         self.backend = ScriptedBackend([])
         self.plans: list[ArchivePlan] = []
-        self.asked: list[Archive] = []
+        self.asked: list[PlanArchiving] = []
         self.planned = asyncio.Event()
         self.planned.set()
         self.noted = asyncio.Event()
@@ -42,9 +42,9 @@ class Agent:
         self.written = asyncio.Event()
         self.written.set()
         self.fails: set[str] = set()
-        self.told: list[Archived] = []
+        self.told: list[CommitArchives] = []
         self.faults: list[bool] = []
-        self.archiving = Archiving(
+        self.archiving = TurnArchiver(
             spec or ArchivalSpec(),
             self.transcript,
             self.backend,
@@ -110,7 +110,7 @@ class Agent:
         self.transcript.close()
 
 
-def answered(folder: Path, spec: ArchivalSpec | None = None, hooks: PastHooks | None = None) -> Agent:
+def answered(folder: Path, spec: ArchivalSpec | None = None, hooks: ArchivalHooks | None = None) -> Agent:
     """Return an agent that has answered twice."""
     agent = Agent(folder, spec, hooks)
     agent.say(user("one?"), assistant("one"), user("two?"), assistant("two"))

@@ -12,12 +12,12 @@ from orch_protocol.core.prompts import PromptPart
 from orch_protocol.hooks.options import HookOptions
 from orch_worker.agent.hooks import AgentHooks
 from orch_worker.agent.phases import Phases
-from orch_worker.agent.steering import Interjection
+from orch_worker.agent.steering import SteeringMessage
 from orch_worker.agent.turn import run_turn
 from orch_worker.backends.base import AssistantTurn
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.conversation.prompt_parts import of_tier, rendered
-from orch_worker.hooks.hook import Hook, Registry, make_hook
+from orch_worker.hooks.hook import Hook, HookRegistry, make_hook
 from orch_worker.hooks.runner import HookCalls, HookContext
 from orch_worker.session.session import Session
 from orch_worker.tools.api.base import tool
@@ -82,7 +82,7 @@ class Hooked(Talk):
         self.said: list[tuple[str, bool]] = []
         self.root = root or Root()
         self.calls = HookCalls(
-            Registry(hooks),
+            HookRegistry(hooks),
             spec,
             self.root,
             say=lambda text, follow_up: self.said.append((text, follow_up)),
@@ -100,9 +100,9 @@ class Hooked(Talk):
         """The text of responses as whoever watches is shown it; None: nobody does."""
         self.waiting: list[str] = []
 
-    def interject(self, _stopping: bool) -> list[Interjection]:
+    def interject(self, _stopping: bool) -> list[SteeringMessage]:
         """Return the next thing that was said."""
-        return [Interjection("s", self.waiting.pop(0))] if self.waiting else []
+        return [SteeringMessage("s", self.waiting.pop(0))] if self.waiting else []
 
     async def open(self) -> None:
         """Put the prompt together."""

@@ -12,7 +12,7 @@ from orch_protocol.core.errors import ErrorInfo
 from orch_protocol.core.messages import Reply, Usage
 from orch_protocol.services.registry import SERVICES
 from orch_protocol.wire.frames import VERSION
-from orch_protocol.wire.worker_messages import BODIES, Finished, Hello, Ready, RootCall
+from orch_protocol.wire.worker_messages import BODIES, Hello, Ready, RootCall, TurnFinished
 
 __all__ = ["KINDS", "mutated", "some_body"]
 
@@ -29,8 +29,8 @@ def some_body(kind: str, luck: random.Random, ids: list[str]) -> Any:
             return Ready(entries=luck.randrange(-5, 5), context_tokens=-1, model="x" * luck.randrange(100))
         case "finished":
             reply = Reply(id=id, query_id=luck.choice(ids), text="mine", stop_reason="end_turn")
-            failed = Finished(error=ErrorInfo("KeyError", "?"), usage=Usage(input_tokens=-1))
-            return luck.choice([Finished(reply=reply), Finished(), failed])
+            failed = TurnFinished(error=ErrorInfo("KeyError", "?"), usage=Usage(input_tokens=-1))
+            return luck.choice([TurnFinished(reply=reply), TurnFinished(), failed])
         case "root_call":
             payload = luck.choice([b"\x80", b"\xc1", msgspec.msgpack.encode({"ref": id}), b""])
             return RootCall(luck.choice([*SERVICES, "none"]), msgspec.Raw(payload))

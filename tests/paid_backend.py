@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.budget import Amounts
+from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.messages import Usage, text_of
-from orch_worker.backends.base import AssistantTurn, OnText, Quote
+from orch_worker.backends.base import AssistantTurn, CostEstimate, OnText
 from orch_worker.backends.offline.scripted import ScriptedBackend
 
 __all__ = ["MOST", "Paid", "from_spec", "price"]
@@ -31,9 +31,9 @@ class Paid(ScriptedBackend):
         super().__init__(items)
         self.covered: list[float | None] = []
 
-    def quote(self, *, priced: bool) -> Quote:  # noqa: ARG002
+    def quote(self, *, priced: bool) -> CostEstimate:  # noqa: ARG002
         """Return a dollar for the least, two for enough."""
-        return Quote(Amounts(usd=1.0), Amounts(usd=2.0), Amounts(usd=MOST))
+        return CostEstimate(BudgetAmounts(usd=1.0), BudgetAmounts(usd=2.0), BudgetAmounts(usd=MOST))
 
     async def assistant_turn(self, on_text: OnText | None = None) -> AssistantTurn:
         """Return the next item as a response, cut short when it costs more than is covered."""

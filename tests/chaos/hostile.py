@@ -41,7 +41,7 @@ from orch.sessions.findings import in_session  # noqa: E402
 from orch_protocol.agent.config import Config  # noqa: E402
 from orch_protocol.core.errors import ConfigError, ErrorInfo, OrchError, ProtocolError  # noqa: E402
 from orch_protocol.core.messages import assistant  # noqa: E402
-from orch_protocol.wire.frames import VERSION, Channel, Frame  # noqa: E402
+from orch_protocol.wire.frames import VERSION, Frame, FrameChannel  # noqa: E402
 from orch_protocol.wire.worker_messages import BODIES, Hello, Ready  # noqa: E402
 from orch_worker.session.log.append_log import AppendLog  # noqa: E402
 from orch_worker.session.log.record_format import seal, unseal  # noqa: E402
@@ -65,7 +65,7 @@ def frames(folder: Path) -> Iterator[Attempt]:
     table = ConnectionTable(folder, lambda *_: None, lambda _peer, kind, _id, body: delivered.append((kind, body)))
     peer = table.expect("a", 1, b"i", b"t" * 32)
     table.confirm(peer, 1)
-    worker = Channel(1, folder)
+    worker = FrameChannel(1, folder)
     table.accept(b"i", worker.encode("hello", Hello(b"t" * 32, VERSION, 1)), 1)
     luck = random.Random(1)
     plain = [worker.encode(kind, some_body(kind, luck, ["a", "q"]), "q") for kind in KINDS for _ in range(5)]
@@ -82,7 +82,7 @@ def frames(folder: Path) -> Iterator[Attempt]:
         b"\x97\xa5ready\xa1q\x01\x00\x00\xc2" + head + b"\xff\xff\xff\xff"
         for head in (b"\xdd", b"\xdf", b"\xdb", b"\xc6")
     ]
-    far = Channel(1, folder)
+    far = FrameChannel(1, folder)
 
     def attempt(luck: random.Random) -> str:
         chance = luck.random()
@@ -120,7 +120,7 @@ async def streams(folder: Path, count: int, seed: int) -> tuple[Counter[str], fl
     line.setsockopt(zmq.IDENTITY, b"worker")
     line.setsockopt(zmq.LINGER, 0)
     line.connect(router.address)
-    worker, luck, said = Channel(1, folder), random.Random(seed), 0
+    worker, luck, said = FrameChannel(1, folder), random.Random(seed), 0
     line.send(worker.encode("hello", Hello(b"t" * 32, VERSION, os.getpid())))
     bounded = Bounds()
     try:

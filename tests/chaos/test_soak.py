@@ -13,7 +13,7 @@ import pytest
 
 from orch import AsyncOrchestrator, ScriptedBackend
 from orch.processes.router import WorkerConnection
-from orch_protocol.wire.frames import Channel
+from orch_protocol.wire.frames import FrameChannel
 from orch_worker.transport.reliable_channel import ReliableChannel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
@@ -22,7 +22,7 @@ AT_ONCE = 6
 WARM, LIVES = 6, 36
 MORE_DESCRIPTORS = 5
 MORE_MEMORY = 1.1
-OF_A_PROCESS = (WorkerConnection, ReliableChannel, Channel, asyncio.Task)
+OF_A_PROCESS = (WorkerConnection, ReliableChannel, FrameChannel, asyncio.Task)
 """Whatever of these a process leaves behind it leaves ten thousand times."""
 
 

@@ -17,13 +17,13 @@ import subprocess
 import sys
 import threading
 
-from orch_protocol.agent.spec import Birth
+from orch_protocol.agent.spec import WorkerBirth
 
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG, PR_GET_DUMPABLE, PR_GET_CHILD_SUBREAPER = 1, 2, 3, 37
 LIFELINE = 3
 
 
-def main(*, birth: Birth, address: str, ident: bytes, incarnation: int, agent_id: str, spool: str) -> int:
+def main(*, birth: WorkerBirth, address: str, ident: bytes, incarnation: int, agent_id: str, spool: str) -> int:
     """Tell the test that this worker is up, then do what was asked."""
     what, _, path = address.partition("@")
     name, _, argument = what.partition(":")

@@ -126,31 +126,31 @@ def written(head: bytes) -> None:
 
 def asked_and_gone(service: str) -> None:
     """Die when the root has the question, before its answer is here."""
-    from orch_worker.transport.worker_endpoint import Host
+    from orch_worker.transport.worker_endpoint import WorkerEndpoint
 
-    call = Host.call_root
+    call = WorkerEndpoint.call_root
 
     async def call_root(self: Any, asked: AnyService, params: Any, seconds: float | None = None) -> Any:
         if asked.name == service:
             asyncio.get_running_loop().call_soon(last_words)
         return await call(self, asked, params, seconds)
 
-    Host.call_root = call_root  # type: ignore[method-assign]
+    WorkerEndpoint.call_root = call_root  # type: ignore[method-assign]
 
 
 def worker_points() -> dict[str, Callable[[], None]]:
     """Return what to do to die at each point, in the order in which a worker comes to them."""
-    from orch_worker.context.archiving import Archiving
+    from orch_worker.context.archiving import TurnArchiver
     from orch_worker.session.log.append_log import AppendLog
     from orch_worker.session.session import Session
     from orch_worker.session.transcript import Transcript
-    from orch_worker.transport.worker_endpoint import Host
+    from orch_worker.transport.worker_endpoint import WorkerEndpoint
 
     return {
         "the turn's end is on record": lambda: after(Transcript, "turn_end"),
-        "the root is to be asked": lambda: before(Host, "call_root", asks("archive")),
+        "the root is to be asked": lambda: before(WorkerEndpoint, "call_root", asks("archive")),
         "the root is being asked": lambda: asked_and_gone("archive"),
-        "the plan is there": lambda: after(Host, "call_root", asks("archive")),
+        "the plan is there": lambda: after(WorkerEndpoint, "call_root", asks("archive")),
         "the entry is to be written": lambda: before(AppendLog, "append", holds(ARCHIVE)),
         "the entry is half written": lambda: half_written(ARCHIVE),
         "the entry is written": lambda: written(ARCHIVE),
@@ -158,13 +158,15 @@ def worker_points() -> dict[str, Callable[[], None]]:
         "the session is what the entry says": lambda: after(
             Session, "apply", lambda _, entry: type(entry).__name__ == "ArchiveEntry"
         ),
-        "the backend is to be what the session is": lambda: before(Archiving, "_reload"),
-        "the root is to be told": lambda: before(Host, "call_root", asks("archived")),
+        "the backend is to be what the session is": lambda: before(TurnArchiver, "_reload"),
+        "the root is to be told": lambda: before(WorkerEndpoint, "call_root", asks("archived")),
         "the root is being told": lambda: asked_and_gone("archived"),
-        "the root has taken note": lambda: after(Host, "call_root", asks("archived")),
-        "a summary is to be asked for": lambda: before(Host, "call_root", asks("summarise", answered=False)),
-        "the question for a summary is there": lambda: after(Host, "call_root", asks("summarise", answered=False)),
-        "the model has answered": lambda: before(Host, "call_root", asks("summarise", answered=True)),
+        "the root has taken note": lambda: after(WorkerEndpoint, "call_root", asks("archived")),
+        "a summary is to be asked for": lambda: before(WorkerEndpoint, "call_root", asks("summarise", answered=False)),
+        "the question for a summary is there": lambda: after(
+            WorkerEndpoint, "call_root", asks("summarise", answered=False)
+        ),
+        "the model has answered": lambda: before(WorkerEndpoint, "call_root", asks("summarise", answered=True)),
         "the summary is to be written": lambda: before(Transcript, "upgrade"),
         "the summary is half written": lambda: half_written(UPGRADE),
         "the summary is written": lambda: after(Transcript, "upgrade"),

@@ -18,7 +18,7 @@ from orch_protocol.core.sandbox import Level, SandboxSpec, ToolLimits
 from orch_worker.sandbox import launcher_client, probe
 from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
 from orch_worker.tools.python.python import run_python_script
-from orch_worker.tools.shell.sandboxed_exec import Cell
+from orch_worker.tools.shell.sandboxed_exec import CommandSandbox
 from orch_worker.tools.shell.shell import bash, bg_kill, bg_status
 
 LEVELS: tuple[Level, ...] = ("L0", "L1", "L2")
@@ -154,7 +154,7 @@ async def sh(context: ToolContext, command: str, **more: object) -> ToolOutput:
 
 def launcher_pid(context: ToolContext) -> int:
     """Return the process id of the agent's one launcher."""
-    [pid] = context.own(Cell).launchers
+    [pid] = context.own(CommandSandbox).launchers
     return pid
 
 

@@ -10,7 +10,7 @@ from orch_worker.tools.api.base import ToolContext, ToolError
 from orch_worker.tools.files import search_process
 from orch_worker.tools.files.read import grep_files
 from orch_worker.tools.values.handles import read_handle
-from orch_worker.tools.values.store import Stash
+from orch_worker.tools.values.store import ValueFiles
 
 
 async def run(context: ToolContext, **input: object) -> str:
@@ -40,7 +40,7 @@ async def test_what_does_not_end_is_ended_and_told(tmp_path: Path, monkeypatch: 
         "[stopped at b.txt: '(x|x)*y' takes too long on lines of up to 100 characters: repeat less, and nothing that "
         "repeats something itself.]"
     )
-    handle = context.own(Stash).keep("x" * 100)
+    handle = context.own(ValueFiles).keep("x" * 100)
     for search in ("(x|x)*y", r"(x+x+)+y"):
         with pytest.raises(ToolError, match="takes too long"):
             await read_handle.run(context, {"handle": handle, "search": search})

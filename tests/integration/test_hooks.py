@@ -19,7 +19,7 @@ from orch_protocol.core.errors import ConfigError, LaunchError
 from orch_protocol.core.messages import Message, ToolResult, assistant, text_of, user
 from orch_protocol.hooks.options import CompletionChecklist, LoopDetection, NarrationGuard, Summarization
 from orch_worker.hooks.builtin.cost_tracker import FILE
-from orch_worker.hooks.builtin.usage_log import Ledger
+from orch_worker.hooks.builtin.usage_log import UsageLog
 
 READ = {"tool": "read_file", "input": {"path": "one.txt"}}
 REDACT = """
@@ -198,7 +198,7 @@ async def test_built_in_hooks_that_count_and_shorten_act_in_a_real_run(tmp_path:
         assert (await agent.query("three?")).text == "three"
         assert "One was counted." in text_of((await agent.show()).messages[0])
         session = Path((await agent.state()).folder) / "session.jsonl"
-    [day] = Ledger(home / "evidence" / FILE).days().values()
+    [day] = UsageLog(home / "evidence" / FILE).days().values()
     assert [each.requests for each in day.models.values()] == [2]
     assert [(name, each.calls, each.errors) for name, each in day.tools.items()] == [("read_file", 1, 1)]
     rows = list(audit(session))

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from orch_protocol.core.errors import NoValueError
-from orch_protocol.core.values import Taken, Value
-from orch_worker.system.isolated_read import Deadly, taste
+from orch_protocol.core.values import TakenValue, ValueInfo
+from orch_worker.system.isolated_read import FatalBytesError, taste
 from orch_worker.tools.api.base import ToolContext, ToolError
 from orch_worker.tools.python.data import describe_data
 from orch_worker.tools.values.values import value_of
@@ -51,7 +51,7 @@ def test_who_dies_of_it_is_somebody_else(
     """Whatever becomes of the process that reads first: this one goes on, and knows whether the other one survived."""
     library(monkeypatch, tmp_path, reads)
     if deadly:
-        with pytest.raises(Deadly, match="a process that read it died of that"):
+        with pytest.raises(FatalBytesError, match="a process that read it died of that"):
             taste("polars", "read_ipc", b"it")
     else:
         taste("polars", "read_ipc", b"it")
@@ -60,7 +60,7 @@ def test_who_dies_of_it_is_somebody_else(
 def test_where_nobody_can_try_it_it_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be tried by another process is not risked in this one."""
     monkeypatch.setattr(sys, "executable", "/no/python")
-    with pytest.raises(Deadly, match="no process could be started that reads it first: No such file"):
+    with pytest.raises(FatalBytesError, match="no process could be started that reads it first: No such file"):
         taste("polars", "read_ipc", b"it")
 
 
@@ -68,9 +68,9 @@ def test_a_frame_that_lies_about_its_length_ends_no_process(tmp_path: Path) -> N
     """A program that takes such a value of an agent is told, and goes on."""
     pytest.importorskip("polars")
     (tmp_path / "value").write_bytes(LYING)
-    value = Value(".h_001", "", "", 0, (), "arrow", "value", hashlib.sha256(LYING).hexdigest()[:32])
+    value = ValueInfo(".h_001", "", "", 0, (), "arrow", "value", hashlib.sha256(LYING).hexdigest()[:32])
     with pytest.raises(NoValueError, match="'rows' of agent a2 cannot be read: a process that read it died of that"):
-        value_of(Taken("a2", "rows", str(tmp_path / "value"), value))
+        value_of(TakenValue("a2", "rows", str(tmp_path / "value"), value))
 
 
 async def test_a_file_that_ends_who_reads_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from orch_protocol.core.taint import Bit
-from orch_worker.policy.file_filter import Sieve
+from orch_worker.policy.file_filter import FileFilter
 from orch_worker.tools.api.base import Tool, ToolContext, ToolError
 from orch_worker.tools.dispatch.presets import make_toolbox
 from orch_worker.tools.shell.git import git_diff, git_log, git_status
@@ -69,7 +69,7 @@ class TestFriendly:
     async def test_what_the_policy_keeps_away_is_in_no_difference(self, context: ToolContext, git: Git) -> None:
         """By whatever name it went before; the rest is shown as ever, and how much is not."""
         rules = ("b.txt",), {}, frozenset[Bit]()
-        context.belongings.get("sieve", lambda: lambda tool, _: Sieve(tool, *rules, bounded=True))
+        context.belongings.get("sieve", lambda: lambda tool, _: FileFilter(tool, *rules, bounded=True))
         (context.cwd / "sub/b.txt").write_text("secret\n")
         note = "[1 files passed over: the policy keeps them away]"
         assert await ask(git_diff, context) == f"No differences.\n{note}"
@@ -88,7 +88,7 @@ class TestFriendly:
     ) -> None:
         """What is kept away was in it; the folder became a file of its name."""
         rules = ("b.txt",), {}, frozenset[Bit]()
-        context.belongings.get("sieve", lambda: lambda tool, _: Sieve(tool, *rules, bounded=True))
+        context.belongings.get("sieve", lambda: lambda tool, _: FileFilter(tool, *rules, bounded=True))
         rmtree(context.cwd / "sub")
         (context.cwd / "sub").write_text("new\n")
         (context.cwd / "a.txt").write_text("one\nthree\n")
@@ -102,7 +102,7 @@ class TestFriendly:
     ) -> None:
         """There files go by other names than in the folder, which the policy does not know."""
         rules = (str(context.cwd.resolve() / "sub"),), {}, frozenset[Bit]()
-        context.belongings.get("sieve", lambda: lambda tool, _: Sieve(tool, *rules, bounded=True))
+        context.belongings.get("sieve", lambda: lambda tool, _: FileFilter(tool, *rules, bounded=True))
         with pytest.raises(ToolError, match="names a folder or file of a commit: name commits"):
             await ask(git_diff, context, ref=ref)
         assert "b.txt" not in await ask(git_diff, context, ref="HEAD@{10:00}")

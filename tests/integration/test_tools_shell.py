@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orch_worker.tools.api.base import Keys, ToolContext, ToolError, ToolOutput
-from orch_worker.tools.shell.command import Command
+from orch_worker.tools.api.base import ApiKeys, ToolContext, ToolError, ToolOutput
+from orch_worker.tools.shell.command import RunningCommand
 from orch_worker.tools.shell.jobs import MAX_LOG, MAX_RUNNING, Jobs
 from orch_worker.tools.shell.shell import bash, bg_kill, bg_status
 
@@ -113,7 +113,7 @@ class TestBash:
             monkeypatch.setenv(name, "canary")
         monkeypatch.setenv("ORCH_HOME", "/of/the/user")
         env = {**context.env, **dict.fromkeys(secrets, "canary"), "ORCH_HOME": "/o", "COLOUR": "green", "TERM": "xterm"}
-        keys = Keys(TAVILY_API_KEY="canary")
+        keys = ApiKeys(TAVILY_API_KEY="canary")
         given = ToolContext(context.cwd, env=env, keys=keys)
         text = (await run(given, "env")).text
         assert "canary" not in text
@@ -323,7 +323,7 @@ class TestJobs:
 
 async def test_loop_that_ends_first(context: ToolContext) -> None:
     """A command whose caller is gone is closed without the loop's help."""
-    command = Command(["sleep", "600"], cwd=context.cwd, env=dict(context.env), sink=lambda _: None)
+    command = RunningCommand(["sleep", "600"], cwd=context.cwd, env=dict(context.env), sink=lambda _: None)
     command.close()
     assert command.code == -9
     command.close()

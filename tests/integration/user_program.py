@@ -18,7 +18,7 @@ from pathlib import Path
 from orch.processes.base import LaunchRequest
 from orch.processes.exec import ExecLauncher
 from orch.processes.zygote import ZygoteLauncher
-from orch_protocol.agent.spec import Birth
+from orch_protocol.agent.spec import WorkerBirth
 
 
 async def run(folder: Path, address: str, count: int, options: set[str]) -> None:
@@ -30,7 +30,7 @@ async def run(folder: Path, address: str, count: int, options: set[str]) -> None
     workers = [
         await launcher.launch(
             LaunchRequest(
-                f"a{number}", 1, b"i", address, Birth(b"t"), "lean", str(folder / f"a{number}.log"), str(folder)
+                f"a{number}", 1, b"i", address, WorkerBirth(b"t"), "lean", str(folder / f"a{number}.log"), str(folder)
             )
         )
         for number in range(count)

@@ -19,7 +19,7 @@ import pytest
 
 from orch.processes.base import LaunchRequest, WorkerProcess
 from orch.processes.zygote import ZygoteLauncher
-from orch_protocol.agent.spec import Birth, Template
+from orch_protocol.agent.spec import Template, WorkerBirth
 from orch_worker.system import linux
 
 HERE = Path(__file__).parent
@@ -156,7 +156,7 @@ def request(
 ) -> LaunchRequest:
     """Return a request for a stand-in worker that does `what`."""
     address = what + (f"@{ear.path}" if ear else "")
-    birth = Birth(b"token", {"KEY": "canary"})
+    birth = WorkerBirth(b"token", {"KEY": "canary"})
     return LaunchRequest(agent, 3, b"ident", address, birth, template, str(folder / f"{agent}.log"), str(folder))
 
 

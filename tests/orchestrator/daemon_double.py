@@ -17,11 +17,19 @@ from orch.cli.system import admin
 from orch.client.connection import request
 from orch_protocol.core.messages import Reply, Usage, assistant, user
 from orch_protocol.services.import_export import Imported
-from orch_protocol.services.recall import ArchiveRow, Hit
+from orch_protocol.services.recall import ArchiveRow, SearchHit
 from orch_protocol.services.registry import SERVICES
-from orch_protocol.services.requests import AgentRow, Killed, Mapped, Spawned, Submitted
+from orch_protocol.services.requests import AgentRow, AskAllResult, Killed, Spawned, Submitted
 from orch_protocol.services.steering_queue import AgentSteered
-from orch_protocol.session.tree import Branch, Changed, Compacted, EntryRow, Forked, Kept, SessionShown
+from orch_protocol.session.tree import (
+    Branch,
+    CompactionDone,
+    EntryRow,
+    ForkResult,
+    SessionChanged,
+    SessionMetadata,
+    SessionTree,
+)
 
 __all__ = ["ARCHIVE", "REPLY", "ROW", "SPAWNED", "Desk", "opened"]
 
@@ -37,7 +45,7 @@ ARCHIVE: dict[str, Any] = json.loads(
 )
 SESSION: dict[str, Any] = json.loads(
     msgspec.json.encode(
-        SessionShown(
+        SessionTree(
             id="abc",
             name="n",
             title="pumps",
@@ -76,16 +84,16 @@ ANSWERS: dict[str, Any] = {
     "steer": msgspec.to_builtins(AgentSteered("abc", "s1")),
     "cancel": ROW | {"pending": "why?"},
     "archives": [ARCHIVE],
-    "search_archive": [msgspec.to_builtins(Hit("b0d9f3", 2, "port = 4711", True, "look"))],
+    "search_archive": [msgspec.to_builtins(SearchHit("b0d9f3", 2, "port = 4711", True, "look"))],
     "read_archive": json.loads(msgspec.json.encode([user("look"), assistant("port = 4711")])),
     "prune": {"archives": [ARCHIVE], "bytes": 12345, "busy": {}},
-    "map": [msgspec.to_builtins(Mapped("b0d9f3", Reply("b0d9f3", "q1", "4711")))],
+    "map": [msgspec.to_builtins(AskAllResult("b0d9f3", Reply("b0d9f3", "q1", "4711")))],
     "import": msgspec.to_builtins(Imported("abc", 1, "agent-1", "two files", "pi session", 20, 14)),
     "session": SESSION,
-    "change_session": msgspec.to_builtins(Changed("abc", "e9", "How?")),
-    "kept": [msgspec.to_builtins(Kept("e7", "2026-01-01", "progress", {"page": 7}))],
-    "compact": msgspec.to_builtins(Compacted("e6", 12, 34_567, 2_345, "asked", "model", "All is well.")),
-    "fork": msgspec.to_builtins(Forked("def", 2, "second", "e2")),
+    "change_session": msgspec.to_builtins(SessionChanged("abc", "e9", "How?")),
+    "kept": [msgspec.to_builtins(SessionMetadata("e7", "2026-01-01", "progress", {"page": 7}))],
+    "compact": msgspec.to_builtins(CompactionDone("e6", 12, 34_567, 2_345, "asked", "model", "All is well.")),
+    "fork": msgspec.to_builtins(ForkResult("def", 2, "second", "e2")),
     "daemon_status": {"pid": 7, "sandbox": "L2", "sandbox_required": False, "agents": 0},
 }
 

@@ -10,7 +10,7 @@ from orch_protocol.agent.spec import BackendSpec, ToolSpec
 from orch_protocol.core.messages import Message, Text, ToolResult, tool_uses
 from orch_worker.backends import models
 from orch_worker.backends.base import AssistantTurn, Retry
-from orch_worker.backends.http.remote import Remote
+from orch_worker.backends.http.remote import RemoteBackend
 from orch_worker.backends.registry import complete, make_backend
 from wire.model_server import ModelServer
 
@@ -21,7 +21,7 @@ WEATHER = ToolSpec("weather", "Tell the weather.", {"type": "object", "propertie
 class Talk:
     """A backend, what it streamed, and how it waited between its attempts."""
 
-    def __init__(self, backend: Remote) -> None:
+    def __init__(self, backend: RemoteBackend) -> None:
         self.backend = backend
         self.texts: list[str] = []
         self.retries: list[Retry] = []
@@ -72,7 +72,7 @@ class Peer(Struct, frozen=True):
     def talk(self, server: ModelServer, **options: Any) -> Talk:
         """Return a new conversation with this model at `server`."""
         backend = make_backend(self.spec(server, **options), KEYS)
-        assert isinstance(backend, Remote)
+        assert isinstance(backend, RemoteBackend)
         return Talk(backend)
 
 

@@ -12,11 +12,11 @@ import pytest
 from orch import AsyncOrchestrator, Config, SubagentsConfig
 from orch.testing import fake_world
 from orch_protocol.agent.config import BudgetConfig
-from orch_protocol.core.budget import Amounts
+from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import BudgetExceededError, ConfigError
 from orch_protocol.core.messages import Text, Usage
-from orch_worker.backends.base import LEAST_ANSWER, Quote
-from orch_worker.backends.http.remote import Remote
+from orch_worker.backends.base import LEAST_ANSWER, CostEstimate
+from orch_worker.backends.http.remote import RemoteBackend
 from wire.api_backends import CHAT, MESSAGES, Peer, Talk
 from wire.model_server import Answer, ModelServer, Request, call, fail, say
 from wire.test_end_to_end import MODEL, environment
@@ -32,7 +32,7 @@ def longest(request: Request) -> int:
     return int(said)
 
 
-def token(backend: Remote) -> float:
+def token(backend: RemoteBackend) -> float:
     """Return what a token of an answer costs."""
     price = backend.model.prices[0].output
     assert price is not None
@@ -42,11 +42,11 @@ def token(backend: Remote) -> float:
 def covered(talk: Talk, tokens: int) -> float:
     """Let the next response of the talk cost no more than it does with an answer of so many tokens, and return that."""
     usd = quote(talk).least.usd + (tokens - LEAST_ANSWER) * token(talk.backend)
-    talk.backend.most = Amounts(usd=usd)
+    talk.backend.most = BudgetAmounts(usd=usd)
     return usd
 
 
-def quote(talk: Talk) -> Quote:
+def quote(talk: Talk) -> CostEstimate:
     """Return what the next response may take."""
     return talk.backend.quote(priced=True)
 

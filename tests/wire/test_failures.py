@@ -19,8 +19,8 @@ from orch_protocol.core.errors import (
     error_info,
 )
 from orch_protocol.core.messages import text_of, tool_uses
-from orch_worker.backends.http.retry import Policy
-from orch_worker.backends.http.transport import Deadlines, Ear, client_options
+from orch_worker.backends.http.retry import RetryPolicy
+from orch_worker.backends.http.transport import Deadlines, ResponseWatch, client_options
 from wire.api_backends import CHAT, MESSAGES, PEERS, RESPONSES, Peer, Talk
 from wire.model_server import Answer, How, ModelServer, call, fail, say
 
@@ -63,7 +63,7 @@ class TestProxies:
             monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{port}")
             client = httpx2.AsyncClient(**client_options("http://localhost.example"))
             with pytest.raises(httpx2.TransportError):
-                async with Ear(Deadlines()).listening():
+                async with ResponseWatch(Deadlines()).listening():
                     await client.get("http://localhost.example/v1")
             await client.aclose()
         assert asked[0].startswith(b"GET http://localhost.example/v1 ")
@@ -269,7 +269,7 @@ class TestWaiting:
 
     async def test_waits_grow(self, server: ModelServer, talk: Talk) -> None:
         """Each wait is about twice the one before, up to a limit, and none is exactly what others wait."""
-        talk.backend.policy = Policy(attempts=8, first=1.0, most=10.0)
+        talk.backend.policy = RetryPolicy(attempts=8, first=1.0, most=10.0)
         server.otherwise = lambda _: fail(500)
         with pytest.raises(BackendError):
             await talk.ask()
@@ -344,7 +344,7 @@ class TestDeadlines:
 
     async def test_silence_before_the_first_byte(self, server: ModelServer, talk: Talk) -> None:
         """A server that takes a request and says nothing is given up."""
-        talk.backend.policy = Policy(attempts=2)
+        talk.backend.policy = RetryPolicy(attempts=2)
         talk.backend.deadlines = Deadlines(first=0.25)
         server.otherwise = lambda _: Answer(gate=asyncio.Event())
         with pytest.raises(BackendTimeoutError, match="nothing was heard"):
@@ -361,7 +361,7 @@ class TestDeadlines:
     async def test_the_first_byte_may_take_longer(self) -> None:
         """Until something was heard one deadline counts, then another, and none for long when all was said."""
         now = asyncio.get_running_loop().time
-        ear = Ear(Deadlines(first=1000.0, idle=500.0, content=2000.0))
+        ear = ResponseWatch(Deadlines(first=1000.0, idle=500.0, content=2000.0))
         async with ear.listening():
             watch = ear._watch
             assert (watch.when() or 0.0) > now() + 900

@@ -18,7 +18,7 @@ import pytest
 
 from orch_protocol.core.errors import BackendError, RateLimitError
 from orch_protocol.core.messages import text_of, tool_uses
-from orch_worker.backends.http.retry import Policy
+from orch_worker.backends.http.retry import RetryPolicy
 from source_tree import ROOT
 from wire.api_backends import PEERS, Peer, Talk
 
@@ -118,7 +118,7 @@ async def test_parallel_calls_make_a_round_trip(talk: Talk) -> None:
 
 async def test_rate_limit(talk: Talk) -> None:
     """A rate limit is one, and the wait it names is the wait."""
-    talk.backend.policy = Policy(refusals=2)
+    talk.backend.policy = RetryPolicy(refusals=2)
     with pytest.raises(RateLimitError, match="Slow down"):
         await talk.ask("limited")
     assert talk.waits == [3.0]
@@ -126,7 +126,7 @@ async def test_rate_limit(talk: Talk) -> None:
 
 async def test_cut_stream(talk: Talk) -> None:
     """A stream that breaks off is asked for again, and then an error."""
-    talk.backend.policy = Policy(attempts=2)
+    talk.backend.policy = RetryPolicy(attempts=2)
     with pytest.raises(BackendError):
         await talk.ask("cut")
     assert len(talk.retries) == 1

@@ -13,7 +13,7 @@ from agent_doubles import Talk as Turns
 from agent_doubles import assert_valid
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.messages import Message, ToolUse
-from orch_worker.agent.turn import Brake
+from orch_worker.agent.turn import CancelToken
 from orch_worker.session.transcript import Transcript, read_session
 from orch_worker.tools.api.base import tool
 from wire.api_backends import KIMI, PEERS, Talk
@@ -28,7 +28,7 @@ HALF = Message("assistant", (ToolUse("half_1", "look", {"n": 1}), ToolUse("half_
 async def test_two_hundred_steps(server: ModelServer, begin: Callable[..., Talk], name: str, tmp_path: Path) -> None:
     """Parallel calls, errors, broken streams, cut responses, cancelled turns and deaths: no request is ever refused."""
     peer, chance = EVERYBODY[name], random.Random(name)
-    brake: list[Brake] = []
+    brake: list[CancelToken] = []
     thoughts = ("",) if name == "chat" else ("", "Hm.")  # which that API does not show
     cuts = 0
 
@@ -66,7 +66,7 @@ async def test_two_hundred_steps(server: ModelServer, begin: Callable[..., Talk]
             brake[:] = [turns.brake]
             reply = await turns.ask("go on", Limits(max_turns=chance.randint(1, 8)))
             cuts += reply.stop_reason in ("cancelled", "max_turns", "max_tokens")
-            turns.brake = Brake()
+            turns.brake = CancelToken()
         if chance.random() < 0.5:
             transcript.message(HALF, "q")  # it died after the calls were on record, and before their results
         transcript.close()

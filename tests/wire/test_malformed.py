@@ -12,11 +12,11 @@ import pytest
 
 from orch import AsyncOrchestrator
 from orch.testing import fake_world
-from orch_protocol.core.budget import Amounts, amounts_of
+from orch_protocol.core.budget import BudgetAmounts, amounts_of
 from orch_protocol.core.errors import BackendError, BackendTimeoutError
 from orch_protocol.core.messages import Message, Text, text_of
 from orch_worker.backends import models
-from orch_worker.backends.http.transport import Deadlines, Limits
+from orch_worker.backends.http.transport import Deadlines, ResponseLimits
 from wire.api_backends import CHAT, KIMI, MESSAGES, PEERS, RESPONSES, Peer, Talk
 from wire.model_server import Answer, ModelServer, call, fail, say
 from wire.rules import sse
@@ -212,7 +212,7 @@ class TestLimits:
 
     async def test_a_response_that_is_too_large_is_given_up(self, server: ModelServer, talk: Talk) -> None:
         """It is not asked for again: the next one would cost as much."""
-        talk.backend.limits = Limits(response=100_000)
+        talk.backend.limits = ResponseLimits(response=100_000)
         server.script.append(say("x" * 200_000))
         with pytest.raises(BackendError, match="a response of more than 100,000 bytes"):
             await talk.ask()
@@ -220,7 +220,7 @@ class TestLimits:
 
     async def test_an_event_that_is_too_large_is_given_up(self, server: ModelServer, talk: Talk) -> None:
         """A line without an end is not collected in memory."""
-        talk.backend.limits = Limits(event=100_000)
+        talk.backend.limits = ResponseLimits(event=100_000)
         server.script.append(Answer(raw=(b"data: ", *(b"x" * 10_000 for _ in range(20)))))
         with pytest.raises(BackendError, match="a server-sent event of more than 100,000 bytes"):
             await talk.ask()
@@ -229,7 +229,7 @@ class TestLimits:
     async def test_many_small_events_are_no_large_one(self, server: ModelServer, begin: Begin) -> None:
         """Events are told apart however they are cut into pieces."""
         talk = begin(CHAT)
-        talk.backend.limits = Limits(event=2_000)
+        talk.backend.limits = ResponseLimits(event=2_000)
         server.script.append(say("", crumbs=3))
         server.script[0].blocks = tuple({"text": f"{number} "} for number in range(40))
         await talk.ask()
@@ -237,7 +237,7 @@ class TestLimits:
 
     async def test_an_error_page_that_is_too_large_is_given_up(self, server: ModelServer, talk: Talk) -> None:
         """Bodies of errors are bounded too."""
-        talk.backend.limits = Limits(response=100_000)
+        talk.backend.limits = ResponseLimits(response=100_000)
         server.script.append(fail(400, "invalid_request_error", "x" * 200_000))
         with pytest.raises(BackendError, match="more than 100,000 bytes"):
             await talk.ask()
@@ -253,7 +253,7 @@ class TestLimits:
         """Half a megabyte that unpacks to half a gigabyte is unpacked up to the limit, in small steps."""
         bomb = gzip.compress(b"data: " + b"\0" * (1 << 29), 9)
         server.script.append(Answer(raw=(bomb,), headers={"content-encoding": "gzip"}))
-        talk.backend.limits = Limits(event=1 << 20)
+        talk.backend.limits = ResponseLimits(event=1 << 20)
         tracemalloc.start()
         try:
             with pytest.raises(BackendError, match="event of more than 1,048,576 bytes"):
@@ -387,7 +387,7 @@ async def test_absurd_usage_of_a_failed_attempt_is_bounded(server: ModelServer, 
     broken = stream(start({"input_tokens": HUGE, "output_tokens": -HUGE}), block(0, TEXT))
     server.script += [Answer(raw=broken), say("well")]
     talk = begin(MESSAGES)
-    talk.backend.most = Amounts(tokens=10_000_000.0)
+    talk.backend.most = BudgetAmounts(tokens=10_000_000.0)
     usage = (await talk.ask()).usage
     window = talk.backend.model.context
     assert 0 <= usage.input_tokens <= 2 * window

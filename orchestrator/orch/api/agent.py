@@ -23,22 +23,22 @@ from orch_protocol.services.requests import (
     REVOKE_TOOLS,
     SHOW_AGENT,
     SHOW_STATE,
+    AgentRef,
     AgentRow,
+    AgentShown,
     CancelTurn,
     Collect,
     Kill,
-    NarrowAgent,
     QueryAgent,
-    Ref,
     Resume,
-    Show,
-    Shown,
+    RevokeAgentTools,
+    ShowAgent,
 )
 from orch_protocol.services.resources import EXECUTE_COMMAND, LIST_COMMANDS, SHOW_PROMPT, TAKE_VALUE
 from orch_protocol.services.service import Service
 from orch_protocol.services.sessions import CHANGE_SESSION, SET_PLAN_MODE
 from orch_protocol.services.steering_queue import STEER, SteerAgent
-from orch_protocol.session.tree import ChangeSession, Choose, SetPlanning, Think
+from orch_protocol.session.tree import ChangeSession, SetModel, SetPlanMode, SetThinking
 from orch_protocol.wire.worker_messages import TurnEvent
 
 from ..policy.budget_rules import budget_change
@@ -48,7 +48,7 @@ from ..services.agents.query import answer, ask
 from ..supervisor.watchers import watching
 from . import structured_output
 from .agent_session import AsyncAgentSession
-from .arguments import names_of
+from .arguments import as_names
 from .resources.agent_queue import AsyncAgentQueue
 from .resources.agent_workspace import AsyncAgentWorkspace
 
@@ -153,10 +153,10 @@ class AsyncSubagent:
             return await self._query(prompt, timeout, on_event)
         try:
             return await self._read(
-                await self._query(structured_output.ask_for(prompt, returns), timeout, on_event), returns
+                await self._query(structured_output.prompt_for_value(prompt, returns), timeout, on_event), returns
             )
         except BadReplyError as error:
-            reply = await self._query(structured_output.ask_to_mend(error), timeout, on_event)
+            reply = await self._query(structured_output.prompt_for_correction(error), timeout, on_event)
         try:
             return await self._read(reply, returns)
         except BadReplyError as error:
@@ -167,7 +167,7 @@ class AsyncSubagent:
 
     async def _read(self, reply: Reply, returns: type[T]) -> T:
         text = await self.value(reply.whole) if reply.whole else reply.text  # which may lack its middle
-        return structured_output.read(text, returns)
+        return structured_output.parse_value(text, returns)
 
     async def _query(self, prompt: str, seconds: float | None, on_event: OnEvent | None) -> Reply:
         watcher = None if on_event is None else watching(on_event)
@@ -175,10 +175,10 @@ class AsyncSubagent:
         return await call(self._orchestrator.supervisor, USER, QUERY, asked, watcher)
 
     async def _returned(self, reply: Reply, name: str) -> Returned:
-        from .structured_output import loaded  # by those who ask for a value
+        from .structured_output import load_value  # by those who ask for a value
 
         taken = await self._call(TAKE_VALUE, TakeValue(self.id, name))
-        return await asyncio.to_thread(loaded, taken, reply)
+        return await asyncio.to_thread(load_value, taken, reply)
 
     async def value(self, name: str) -> Any:
         """Return what the agent's `run_python` has bound to `name`, or what is stored under that handle.
@@ -213,11 +213,11 @@ class AsyncSubagent:
 
     async def state(self) -> AgentRow:
         """Return the agent's current state: status, usage, task, model and more."""
-        return await self._call(SHOW_STATE, Ref(self.id))
+        return await self._call(SHOW_STATE, AgentRef(self.id))
 
-    async def show(self, messages: int = 20) -> Shown:
+    async def show(self, messages: int = 20) -> AgentShown:
         """Return the agent's state with the last `messages` messages of its transcript."""
-        return await self._call(SHOW_AGENT, Show(self.id, messages))
+        return await self._call(SHOW_AGENT, ShowAgent(self.id, messages))
 
     async def prompt_parts(self) -> PromptShown:
         """Return the parts of the prompt of the agent's next request; `render` returns their text."""
@@ -253,7 +253,7 @@ class AsyncSubagent:
 
         Calls that are running finish. Raises ToolNotGrantedError when `keep` names a tool that the agent does not have.
         """
-        await self._call(REVOKE_TOOLS, NarrowAgent(self.id, names_of("keep", keep)))  # type: ignore[arg-type]
+        await self._call(REVOKE_TOOLS, RevokeAgentTools(self.id, as_names("keep", keep)))  # type: ignore[arg-type]
 
     async def set_planning(self, on: bool = True) -> None:
         """Switch plan mode on or off. In plan mode nothing is written or run before a plan is approved.
@@ -261,7 +261,7 @@ class AsyncSubagent:
         The agent's process is stopped, and its Python state is lost. Raises AgentBusyError while a turn runs,
         ConfigError when an agent above it is still in plan mode.
         """
-        await self._call(SET_PLAN_MODE, SetPlanning(self.id, on))
+        await self._call(SET_PLAN_MODE, SetPlanMode(self.id, on))
 
     async def cancel(self, *, hard: bool = False) -> None:
         """Cancel the current turn: its query returns with stop reason `cancelled`. `hard` kills the process."""
@@ -297,7 +297,7 @@ class AsyncSubagent:
         `checkout` to an earlier entry undoes it. Raises AgentBusyError while a turn runs, ConfigError when the model is
         unknown, has no key, or is not allowed for this agent.
         """
-        changed = await self._call(CHANGE_SESSION, ChangeSession(self.id, Choose(model)))
+        changed = await self._call(CHANGE_SESSION, ChangeSession(self.id, SetModel(model)))
         return changed.model or model
 
     async def set_thinking(self, level: str) -> str:
@@ -307,7 +307,7 @@ class AsyncSubagent:
         an entry of the session, as with `set_model`. Raises AgentBusyError while a turn runs, ConfigError for another
         word, or for a model without levels.
         """
-        changed = await self._call(CHANGE_SESSION, ChangeSession(self.id, Think(level)))
+        changed = await self._call(CHANGE_SESSION, ChangeSession(self.id, SetThinking(level)))
         return changed.thinking or level
 
     @property

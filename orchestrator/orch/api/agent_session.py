@@ -24,23 +24,23 @@ from orch_protocol.services.sessions import (
     SHOW_SESSION,
 )
 from orch_protocol.session.tree import (
+    AddMessage,
     Branch,
     Change,
-    Changed,
     ChangeSession,
-    Compacted,
+    CheckSession,
+    CompactionDone,
     CompactSession,
     ForkSession,
-    FsckSession,
-    Inform,
-    Keep,
-    Kept,
-    ListKept,
-    Move,
-    Relabel,
-    Rename,
+    ListMetadata,
+    MoveLeaf,
+    SessionChanged,
     SessionChecked,
-    SessionShown,
+    SessionMetadata,
+    SessionTree,
+    SetLabel,
+    SetMetadata,
+    SetTitle,
     ShowSession,
 )
 
@@ -61,7 +61,7 @@ class AsyncAgentSession:
         self._agent = agent
         self._call = agent._call
 
-    async def tree(self, limit: int | None = None) -> SessionShown:
+    async def tree(self, limit: int | None = None) -> SessionTree:
         """Return the session with its entries in file order, or only the last `limit` entries."""
         return await self._call(SHOW_SESSION, ShowSession(self._agent.id, limit))
 
@@ -76,14 +76,14 @@ class AsyncAgentSession:
         branch it leaves. With `summarize` the agent's model writes it; if that fails, the summary consists of the
         prompts and replies. Raises EntryNotFoundError, AmbiguousRefError, AgentBusyError.
         """
-        await self._change(Move(entry_text(entry), summary, summarize))
+        await self._change(MoveLeaf(entry_text(entry), summary, summarize))
 
     async def branch(self, entry: str | int, *, summary: str | None = None, summarize: bool = False) -> str | None:
         """Continue the conversation before a prompt, and return the prompt.
 
         `entry` is a turn number, or the entry of a prompt. For any other entry this is `checkout` and returns None.
         """
-        move = Move(entry_text(entry), summary, summarize)
+        move = MoveLeaf(entry_text(entry), summary, summarize)
         return (await self._change(move, ask_anew=True)).text
 
     async def fork(
@@ -102,18 +102,18 @@ class AsyncAgentSession:
 
     async def label(self, entry: str | int, label: str | None) -> None:
         """Give an entry a label, by which it can be found later; None removes it."""
-        await self._change(Relabel(entry_text(entry) or "", label))
+        await self._change(SetLabel(entry_text(entry) or "", label))
 
     async def title(self, title: str | None) -> None:
         """Set the title of the session; None removes it."""
-        await self._change(Rename(title))
+        await self._change(SetTitle(title))
 
     async def add_message(self, text: str, *, kind: str = "note", display: bool = True) -> None:
         """Add a message to the conversation without starting a turn. The model reads it with the next query.
 
         `display` says whether user interfaces show it.
         """
-        await self._change(Inform(kind, text, display))
+        await self._change(AddMessage(kind, text, display))
 
     async def set_meta(self, kind: str, data: Any) -> str:
         """Attach JSON metadata to the session (not sent to the model); return the id of its entry.
@@ -127,13 +127,13 @@ class AsyncAgentSession:
             builtins = msgspec.to_builtins(data, str_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"metadata {kind!r} must be JSON data: {error}") from error
-        return (await self._change(Keep(kind, to_json_data(builtins, kind)))).entry
+        return (await self._change(SetMetadata(kind, to_json_data(builtins, kind)))).entry
 
-    async def get_meta(self, kind: str | None = None) -> list[Kept]:
+    async def get_meta(self, kind: str | None = None) -> list[SessionMetadata]:
         """Return the metadata on the current branch, of one kind or all, oldest first. The last item is in force."""
-        return await self._call(LIST_SESSION_METADATA, ListKept(self._agent.id, kind))
+        return await self._call(LIST_SESSION_METADATA, ListMetadata(self._agent.id, kind))
 
-    async def compact(self, instructions: str = "") -> Compacted:
+    async def compact(self, instructions: str = "") -> CompactionDone:
         """Replace all but the last turns with a summary now; return what was replaced and the token counts.
 
         The model that writes the summary gets `instructions`. A cold agent gets a process for this. Raises
@@ -147,9 +147,9 @@ class AsyncAgentSession:
         With `repair` a repaired copy replaces the file, and the damaged file is kept beside it (`kept`). Raises
         ForeignFileError when the file belongs to another agent, StoreError.
         """
-        return await self._call(CHECK_SESSION, FsckSession(self._agent.id, repair))
+        return await self._call(CHECK_SESSION, CheckSession(self._agent.id, repair))
 
-    async def _change(self, change: Change, *, ask_anew: bool = False) -> Changed:
+    async def _change(self, change: Change, *, ask_anew: bool = False) -> SessionChanged:
         return await self._call(CHANGE_SESSION, ChangeSession(self._agent.id, change, ask_anew))
 
 

@@ -14,17 +14,17 @@ from orch_protocol.agent.config import ArchivalConfig, Profile
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, StopReason
 from orch_protocol.services.archiving import SummaryRequest
-from orch_protocol.services.recall import Hit
+from orch_protocol.services.recall import SearchHit
 from orch_worker.context.holder_query import rendered
-from orch_worker.conversation.live_subagents import Live, live_block
+from orch_worker.conversation.live_subagents import LiveSubagent, live_block
 from orch_worker.conversation.recalled import with_hits
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.prompt.instructions import WITNESS
 
 from ..archival.adapters import format_named, with_note
 from ..archival.caller_archives import ArchiveFiler
 from ..archival.conversation_items import ItemReader
-from ..archival.fold import ArchivedRange, Archiving
+from ..archival.fold import ArchivedRange, RangeArchiver
 from ..archival.plan import plan
 from ..archival.plan.economics import Prices
 from ..archival.recall import TOOLS, answer, check_entries, check_search
@@ -37,7 +37,7 @@ from ..config.archival_profiles import rules_of
 if TYPE_CHECKING:
     from .sync import Orchestrator
 
-__all__ = ["Archiver", "Witnesses"]
+__all__ = ["ArchiveQueries", "Archiver"]
 
 
 # --- Asking an archive of a caller's loop ---
@@ -45,7 +45,7 @@ __all__ = ["Archiver", "Witnesses"]
 PASSAGES = 8
 
 
-class Witnesses:
+class ArchiveQueries:
     """Answers from one archive. Without a root to spawn in, one is started by the first question, for all of them."""
 
     def __init__(self, archive: SearchableCatalog, search: Search, root: Orchestrator | None) -> None:
@@ -81,7 +81,7 @@ class Witnesses:
         stored = self._contents(record)
         if record.kind == "era":
             return stored  # more than anybody reads at once: its members' records are among its messages
-        return unfold(self._archive, stored, _same, self._contents)
+        return unfold(self._archive, stored, _identity, self._contents)
 
     def _contents(self, record: ArchiveRecord) -> list[Message]:
         return [stored.message for stored in self._archive.messages(record.id)]
@@ -93,7 +93,7 @@ class Witnesses:
         return with_hits(question, self._search.passages(question, below, PASSAGES))
 
 
-def _same(message: Message) -> Message:
+def _identity(message: Message) -> Message:
     return message
 
 
@@ -124,10 +124,10 @@ class Archiver:
         config: ArchivalConfig | None = None,
         prices: Prices | None = None,
         beside: int = 0,
-        estimator: Estimator | None = None,
+        estimator: TokenEstimator | None = None,
         orchestrator: Orchestrator | None = None,
     ) -> None:
-        self.config = _configured(config or ArchivalConfig(), profile)
+        self.config = _checked_config(config or ArchivalConfig(), profile)
         self.rules = rules_of(self.config)
         self.folded: tuple[ArchivedRange, ...] = ()
         """What the last `fold` archived, in order."""
@@ -142,17 +142,17 @@ class Archiver:
         if isinstance(beside, bool) or not isinstance(beside, int) or beside < 0:
             raise ConfigError(f"beside is a number of tokens, not {beside!r}")
         self._archive = ArchiveStore.open(Path(folder))
-        estimator = estimator or (Estimator() if self.config.profile == "seed" else Estimator(shape.ratios))
+        estimator = estimator or (TokenEstimator() if self.config.profile == "seed" else TokenEstimator(shape.ratios))
         self._pieces = ItemReader(shape, self._archive, estimator)
         self._search = Search(self._archive)
-        self._witnesses = Witnesses(self._archive, self._search, orchestrator)
+        self._witnesses = ArchiveQueries(self._archive, self._search, orchestrator)
         try:
             stored = self._search.added
             self._filing = ArchiveFiler(self._pieces, self._archive, self.config.summary, summarize, stored)
         except BaseException:
             self._archive.close()
             raise
-        self._folding = Archiving(self._pieces, self.rules, self._filing.store)
+        self._folding = RangeArchiver(self._pieces, self.rules, self._filing.store)
 
     def __enter__(self) -> Archiver:
         return self
@@ -184,7 +184,7 @@ class Archiver:
         was; `messages` itself is not touched. Raises ConfigError for what is no message, StoreError when the archive
         cannot be written: then the conversation is what it was.
         """
-        before = pieces = [self._pieces.piece(raw, place) for place, raw in enumerate(_listed(messages))]
+        before = pieces = [self._pieces.piece(raw, place) for place, raw in enumerate(_as_messages(messages))]
         self._filing.late()
         fresh = plan.first_uncached_message([piece.message for piece in pieces])
         pieces, folded = self._folding.fold_all(
@@ -202,7 +202,7 @@ class Archiver:
 
     def unfold(self, messages: Sequence[Any]) -> list[Any]:
         """Return `messages` with everything archived put back in its place."""
-        return self._pieces.unfold(_listed(messages))
+        return self._pieces.unfold(_as_messages(messages))
 
     def request(self, messages: Sequence[Any]) -> list[Any]:
         """Return `messages` as a request carries them: with the block of live subagents as its last content.
@@ -212,27 +212,27 @@ class Archiver:
         the block is the caller's to place.
         """
         block = self.block(messages) if self.rules.tail_block else ""
-        return with_note(self._pieces.format, _listed(messages), block)
+        return with_note(self._pieces.format, _as_messages(messages), block)
 
     def block(self, messages: Sequence[Any]) -> str:
         """Return the block of live subagents for `messages`, "" when there are none."""
         return live_block(self.live(messages), self.rules.block_entries)
 
-    def live(self, messages: Sequence[Any]) -> list[Live]:
+    def live(self, messages: Sequence[Any]) -> list[LiveSubagent]:
         """Return what the stubs in `messages` stand for, in order."""
         read = self._pieces.format.read
-        holders = [id for raw in _listed(messages) for id in self._archive.holders(read(raw))]
-        return [Live(id, f"Archive: {self._archive.records[id].task}") for id in holders]
+        holders = [id for raw in _as_messages(messages) for id in self._archive.holders(read(raw))]
+        return [LiveSubagent(id, f"Archive: {self._archive.records[id].task}") for id in holders]
 
     def observe(self, messages: Sequence[Any], input_tokens: int) -> None:
         """Learn from a reply: the request with `messages` was `input_tokens` in all, cached ones included."""
         if not isinstance(input_tokens, int):
             raise ConfigError(f"input_tokens is what the provider reported, a number, not {input_tokens!r}")
         estimator, read = self._pieces.estimator, self._pieces.format.read
-        estimator.observe(sum(estimator.raw(read(raw)) for raw in _listed(messages)), input_tokens)
+        estimator.observe(sum(estimator.raw(read(raw)) for raw in _as_messages(messages)), input_tokens)
         self._pieces.keep(())
 
-    def search(self, query: str, limit: int = 10) -> list[Hit]:
+    def search(self, query: str, limit: int = 10) -> list[SearchHit]:
         """Return up to `limit` places in archives where `query` stands, best first; where not, what resembles it.
 
         Words, identifiers and parts of them, paths, figures, error messages, any script. `hit.id` and `hit.entry` are
@@ -280,14 +280,14 @@ class Archiver:
         return [self._pieces.format.read(raw) for raw in self.read_archive(id, first, last)]
 
 
-def _listed(messages: Any) -> Sequence[Any]:
+def _as_messages(messages: Any) -> Sequence[Any]:
     """Return `messages` if they are a list of such. Raises ConfigError."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise ConfigError(f"messages are a list, as the model's API takes them, not {messages!r:.80}")
     return messages
 
 
-def _configured(config: ArchivalConfig, profile: Profile | None) -> ArchivalConfig:
+def _checked_config(config: ArchivalConfig, profile: Profile | None) -> ArchivalConfig:
     """Return `config` with `profile`, checked: a Struct made by hand takes any value. Raises ConfigError."""
     if not isinstance(config, ArchivalConfig):
         raise ConfigError(f"config is an ArchivalConfig, not {config!r}")

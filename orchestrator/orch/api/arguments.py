@@ -24,14 +24,14 @@ from ..policy.budget_rules import check_budget
 
 __all__ = [
     "AgentHandle",
-    "Scripted",
+    "ScriptedBackendLike",
     "ToolLike",
-    "as_data",
+    "as_list",
+    "as_names",
     "check_arguments",
-    "listed",
-    "names_of",
-    "script_of",
+    "script_responses",
     "split_tools",
+    "validate_request",
 ]
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -66,14 +66,14 @@ class AgentHandle(Protocol):
         """The agent's id."""
 
 
-class Scripted(Protocol):
+class ScriptedBackendLike(Protocol):
     """A backend that can be sent to a worker as data, such as ScriptedBackend."""
 
     def spec(self) -> BackendSpec:
         """Return the backend as data."""
 
 
-def script_of(backend: Scripted | None) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
+def script_responses(backend: ScriptedBackendLike | None) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
     """Return the responses and summaries of a scripted backend; (None, ()) without one. Raises ConfigError."""
     if backend is None:
         return None, ()
@@ -87,7 +87,7 @@ def script_of(backend: Scripted | None) -> tuple[tuple[Any, ...] | None, tuple[A
     return tuple(spec.options["items"]), tuple(spec.options.get("summaries", ()))
 
 
-def as_data(request: Request) -> Request:
+def validate_request(request: Request) -> Request:
     """Return `request` as decoded from JSON, as other processes and files have it. Raises ConfigError."""
     said = request.agent if isinstance(request, ImportSession) else msgspec.structs.asdict(request)
     for budget in (said.get("budget"), said.get("limits")):
@@ -120,14 +120,14 @@ def check_arguments(*values: Any) -> None:
     run, home = given["run"], given["home"]
     if paths.path_of("home", home) == "":
         raise ConfigError("home must not be empty: leave it out to use ORCH_HOME")
-    if run is not None and (not RUN_NAME.fullmatch(run) or run.startswith(paths.OWN_RUN)):
+    if run is not None and (not RUN_NAME.fullmatch(run) or run.startswith(paths.UNNAMED_RUN_PREFIX)):
         raise ConfigError(
             f"invalid run name {run!r}: use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or "
-            f"digit and not with {paths.OWN_RUN!r}; leave it out for a run that ends with this program"
+            f"digit and not with {paths.UNNAMED_RUN_PREFIX!r}; leave it out for a run that ends with this program"
         )
 
 
-def listed(what: str, values: Iterable[Any]) -> list[Any]:
+def as_list(what: str, values: Iterable[Any]) -> list[Any]:
     """Return `values` as a list. Raises ConfigError unless it is iterable; a string does not count."""
     try:
         each = None if isinstance(values, str | bytes) else iter(values)
@@ -138,11 +138,11 @@ def listed(what: str, values: Iterable[Any]) -> list[Any]:
     return list(each)
 
 
-def names_of(what: str, names: Iterable[str] | None) -> tuple[str, ...] | None:
+def as_names(what: str, names: Iterable[str] | None) -> tuple[str, ...] | None:
     """Return `names` as a tuple, None for None. Raises ConfigError unless it is a list of strings."""
     if names is None:
         return None
-    given = [names] if isinstance(names, str) else listed(what, names)
+    given = [names] if isinstance(names, str) else as_list(what, names)
     if isinstance(names, str) or not all(isinstance(each, str) for each in given):
         raise ConfigError(f"{what} must be a list of names; got {names!r}. Write {given!r}")
     return tuple(given)
@@ -154,7 +154,7 @@ def split_tools(tools: Iterable[ToolLike] | None) -> tuple[tuple[str, ...] | Non
         return None, ()
     if isinstance(tools, str):
         raise ConfigError(f"tools must be a list of names and functions; got {tools!r}. Write [{tools!r}]")
-    given = listed("tools", tools)
+    given = as_list("tools", tools)
     for each in given:
         if not isinstance(each, str) and not callable(each):
             raise ConfigError(f"a tool must be a name or a function; got {each!r}")

@@ -29,10 +29,10 @@ from orch_protocol.services.requests import (
     SPAWN,
     WAIT,
     AgentRow,
+    AskAll,
+    AskAllResult,
     Kill,
-    List,
-    MapAgents,
-    Mapped,
+    ListAgents,
     Resume,
     Spawn,
     Wait,
@@ -43,7 +43,7 @@ from orch_protocol.services.service import Service
 from orch_worker.backends import models
 from orch_worker.backends.local_servers import LOCAL
 from orch_worker.backends.registry import complete, template_for
-from orch_worker.policy.policy_callback import Opinion, PolicyFunction
+from orch_worker.policy.policy_callback import PolicyCallback, PolicyFunction
 from orch_worker.sandbox.probe import machine
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.tools.api.base import ToolContext
@@ -51,7 +51,7 @@ from orch_worker.tools.api.base import ToolContext
 from ..config import config as configuration
 from ..config import paths
 from ..config.models import Catalog, keys_in
-from ..config.notices import Asides
+from ..config.notices import Notices
 from ..policy import sandbox
 from ..policy.approvals import ApprovalBroker, Approver
 from ..policy.budget_rules import budget_change, budget_of
@@ -64,8 +64,8 @@ from ..processes.router import Deliver, Router, Transport
 from ..resources.extensions import templates_for
 from ..resources.prompt_templates import InMemory, PromptTemplate, TemplateProvider
 from ..services import USER, call, check_params, serve_worker
-from ..services.archives.recall import found
-from ..services.resources.hooks import attend
+from ..services.archives.recall import find_agent_or_holder
+from ..services.resources.hooks import connect_root_hooks
 from ..services.sessions.deletion import finish_deletions
 from ..supervisor.recovery.orphan_cleanup import kill_orphans, run_token, sweep_runs
 from ..supervisor.supervisor import Supervisor
@@ -74,14 +74,14 @@ from ..tree.journal.journal import JOURNAL, Journal
 from .agent import AsyncSubagent, OnEvent
 from .arguments import (
     AgentHandle,
-    Scripted,
+    ScriptedBackendLike,
     ToolLike,
-    as_data,
+    as_list,
+    as_names,
     check_arguments,
-    listed,
-    names_of,
-    script_of,
+    script_responses,
     split_tools,
+    validate_request,
 )
 from .resources.archives import AsyncArchives
 from .resources.budget import AsyncRunBudget
@@ -90,7 +90,7 @@ from .resources.permissions import AsyncPermissions
 from .resources.prompt_templates import PromptTemplates
 from .resources.skills import Skills
 from .sessions import AsyncSessions
-from .shared_namespace import lend
+from .shared_namespace import share_namespace
 
 if TYPE_CHECKING:
     from ..resources.skills import Skill, SkillProvider
@@ -103,7 +103,7 @@ R = TypeVar("R")
 
 # --- Sessions ---
 
-TASK: Final = "Talk with the user, and do what they ask."
+SESSION_TASK: Final = "Talk with the user, and do what they ask."
 
 
 class AsyncSession(AsyncSubagent):
@@ -164,7 +164,7 @@ class AsyncOrchestrator(HookRegistrar):
             config = configuration.checked(config)
         environ = os.environ if env is None else env
         self.home = paths.home(environ, home)
-        loaded = configuration.load(paths.here(), environ, home=self.home) if config is None else None
+        loaded = configuration.load(paths.current_folder(), environ, home=self.home) if config is None else None
         found = config or (loaded.config if loaded else Config())
         self._approver = approve
         self._policy = policy
@@ -176,7 +176,7 @@ class AsyncOrchestrator(HookRegistrar):
         default = configuration.Default.of(self._known, self._keys)
         unsaid = default.says if model is None and found.model is None else None
         self.config = msgspec.structs.replace(found, model=model or found.model or default.model)
-        self._templates = templates_for(self.config, paths.here(), self.home)
+        self._templates = templates_for(self.config, paths.current_folder(), self.home)
         self.archives = AsyncArchives(self._call)
         self.budget = AsyncRunBudget(self._call)
         self.hooks = Hooks(self._hooks, self.config)
@@ -186,10 +186,10 @@ class AsyncOrchestrator(HookRegistrar):
         self.skills = Skills(self.config, self.home)
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
-        self._environment = (*self.config.environment.pass_, *(names_of("environment", environment) or ()))
-        self._asides = Asides(unsaid, configuration.strange_tools(configuration.flat(self.config)))
+        self._environment = (*self.config.environment.pass_, *(as_names("environment", environment) or ()))
+        self._asides = Notices(unsaid, configuration.unknown_tool_notes(configuration.flat(self.config)))
         self._named = run is not None
-        self.run = run or f"{paths.OWN_RUN}{new_id()}"
+        self.run = run or f"{paths.UNNAMED_RUN_PREFIX}{new_id()}"
         self._make_launcher = launcher or default_launcher
         self._connect = connect or Router
         self._watchers = Watchers()
@@ -212,7 +212,7 @@ class AsyncOrchestrator(HookRegistrar):
         sessions = paths.private_dir(
             paths.sessions_of(self.home, chosen), "ORCH_HOME" if chosen is None else "session_dir"
         )
-        paths.hide(self.home)
+        paths.write_gitignore(self.home)
         sweep_runs(self.home)
         # What is opened is closed in the reverse order: by `close`, and when something cannot be opened.
         async with AsyncExitStack() as stack:
@@ -234,7 +234,7 @@ class AsyncOrchestrator(HookRegistrar):
             if (template := self._template()) != "lean":
                 launcher.warm(template)
             socket = Path(paths.root_socket(folder))
-            opinion = Opinion(self._policy) if self._policy is not None else None
+            opinion = PolicyCallback(self._policy) if self._policy is not None else None
             supervisor = Supervisor(
                 config=self.config,
                 journal=journal,
@@ -251,7 +251,7 @@ class AsyncOrchestrator(HookRegistrar):
                 keys=self._keys_for,
                 orch_folders=paths.orch_folders(self.home, folder, sessions, self._env),
             )
-            attend(supervisor, self._templates)
+            connect_root_hooks(supervisor, self._templates)
             stack.push_async_callback(self._watchers.close)
             stack.push_async_callback(supervisor.close)
             supervisor.start()
@@ -305,7 +305,7 @@ class AsyncOrchestrator(HookRegistrar):
         tools: Iterable[ToolLike] | None = None,
         model: str | None = None,
         thinking: str | None = None,
-        backend: Scripted | None = None,
+        backend: ScriptedBackendLike | None = None,
         name: str | None = None,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
@@ -354,8 +354,8 @@ class AsyncOrchestrator(HookRegistrar):
             wrong = repr(task) if not isinstance(task, str) else f"env={env!r}"
             raise ConfigError(f"task must be a string and env a mapping of variables; got {wrong}")
         names, functions = split_tools(tools)
-        script, summaries = script_of(backend)
-        folder = paths.path_of("cwd", cwd) or str(paths.here())
+        script, summaries = script_responses(backend)
+        folder = paths.path_of("cwd", cwd) or str(paths.current_folder())
         here = ToolContext(Path(folder), env=env or {})
         request = Spawn(
             task,
@@ -369,7 +369,7 @@ class AsyncOrchestrator(HookRegistrar):
             name=name,
             cwd=folder,
             env=dict(env) if env is not None else None,
-            history=tuple(listed("history", history)),
+            history=tuple(as_list("history", history)),
             limits=limits,
             budget=budget_of(max_cost, budget),
             template=template,
@@ -380,15 +380,15 @@ class AsyncOrchestrator(HookRegistrar):
             persist=persist,
             depth=depth,
             prompt=self._templates.asked(prompt_template, vars),
-            skills=names_of("skills", skills),
+            skills=as_names("skills", skills),
             own_skills=self.skills.registered(),
-            peers=_refs(listed("peers", peers)),
-            archives=names_of("archives", archives) or (),
-            usable_credentials=names_of("usable_credentials", usable_credentials) or (),
+            peers=_agent_refs(as_list("peers", peers)),
+            archives=as_names("archives", archives) or (),
+            usable_credentials=as_names("usable_credentials", usable_credentials) or (),
         )
-        spawned = await call(self.supervisor, USER, SPAWN, as_data(request))
+        spawned = await call(self.supervisor, USER, SPAWN, validate_request(request))
         if namespace is not None:
-            await lend(self.supervisor, spawned, namespace, self._opened.callback)
+            await share_namespace(self.supervisor, spawned, namespace, self._opened.callback)
         own = {function.name for function in functions}
         self._asides.spawned(spawned.note, own, chosen=model is not None or backend is not None)
         if functions:
@@ -406,7 +406,7 @@ class AsyncOrchestrator(HookRegistrar):
         plan: bool = False,
         preset: str | None = None,
         model: str | None = None,
-        backend: Scripted | None = None,
+        backend: ScriptedBackendLike | None = None,
         name: str | None = None,
         cwd: str | os.PathLike[str] | None = None,
         limits: Limits | None = None,
@@ -425,10 +425,10 @@ class AsyncOrchestrator(HookRegistrar):
             raise ConfigError(f"approve must be a function that takes a Question; got {approve!r}")
         if not isinstance(system, str | None):
             raise ConfigError(f"system must be a string; got {system!r}")
-        if (found := await _resumed(self, resume)) is None:
+        if (found := await _find_session_to_resume(self, resume)) is None:
             said = None if system is None else PromptTemplate.literal("session", system, "system=")
             agent = await self.spawn(
-                TASK,
+                SESSION_TASK,
                 tools=tools,
                 history=history or (),
                 prompt_template=said,
@@ -452,11 +452,13 @@ class AsyncOrchestrator(HookRegistrar):
 
         Raises AgentNotFoundError, AmbiguousRefError.
         """
-        return AsyncSubagent(self, (await found(self.supervisor, USER, str(ref), "use", "control")).spec.id)
+        return AsyncSubagent(
+            self, (await find_agent_or_holder(self.supervisor, USER, str(ref), "use", "control")).spec.id
+        )
 
     async def agents(self, *, all: bool = False) -> list[AgentRow]:
         """Return the state of every agent; killed agents and archive holders only with `all`."""
-        return await self._call(LIST_AGENTS, List(all))
+        return await self._call(LIST_AGENTS, ListAgents(all))
 
     async def events(self, since: int = 0, *, ref: str | None = None, timeout: float = 0.0) -> list[RunEvent]:
         """Return the events of the run after event number `since`, at most 1,000.
@@ -472,16 +474,16 @@ class AsyncOrchestrator(HookRegistrar):
         timeout: float | None = None,
     ) -> Waited:
         """Wait until any, all or a number (`mode`) of the agents are not busy, at most `timeout` seconds."""
-        return await self._call(WAIT, Wait(_refs(agents), mode, timeout))
+        return await self._call(WAIT, Wait(_agent_refs(agents), mode, timeout))
 
     async def ask_all(
         self, agents: Iterable[AgentHandle | str | int], prompt: str, *, timeout: float | None = None
-    ) -> list[Mapped]:
+    ) -> list[AskAllResult]:
         """Send one prompt to many agents and archive holders, some at a time; return a result for each, in order.
 
         An agent that fails has its error in its result; the others are not affected.
         """
-        request = MapAgents(_refs(listed("agents", agents)), prompt, timeout)
+        request = AskAll(_agent_refs(as_list("agents", agents)), prompt, timeout)
         return await self._call(ASK_ALL, request)
 
     async def kill(self, *refs: str | int, all: bool = False) -> tuple[str, ...]:
@@ -559,11 +561,11 @@ class AsyncOrchestrator(HookRegistrar):
             return "lean"  # the error is raised when such an agent is spawned
 
 
-def _refs(agents: Iterable[AgentHandle | str | int]) -> tuple[str, ...]:
+def _agent_refs(agents: Iterable[AgentHandle | str | int]) -> tuple[str, ...]:
     return tuple(agent if isinstance(agent, str) else str(getattr(agent, "id", agent)) for agent in agents)
 
 
-async def _resumed(o: AsyncOrchestrator, resume: bool | str | int) -> str | None:
+async def _find_session_to_resume(o: AsyncOrchestrator, resume: bool | str | int) -> str | None:
     """Return the id of the session that is to go on, None: a new one."""
     if resume is False:
         return None

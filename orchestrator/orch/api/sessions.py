@@ -15,15 +15,15 @@ from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import AgentNotFoundError
 from orch_protocol.core.messages import Message
 from orch_protocol.services.import_export import IMPORT_SESSION, ImportSession
-from orch_protocol.services.requests import SHOW_STATE, AgentRow, Ref
+from orch_protocol.services.requests import SHOW_STATE, AgentRef, AgentRow
 from orch_protocol.services.sessions import CHANGE_SESSION, FORK_SESSION, PRUNE_SESSIONS, SHOW_SESSION
 from orch_protocol.session.tree import (
     ChangeSession,
     ForkSession,
     PrunedSessions,
     PruneSessions,
-    Relabel,
-    SessionShown,
+    SessionTree,
+    SetLabel,
     ShowSession,
 )
 from orch_worker.session.transcript import NAME
@@ -33,10 +33,10 @@ from ..policy.budget_rules import budget_of
 from ..policy.caller import USER
 from ..services import call
 from ..sessions import stored
-from ..sessions.export import exported
+from ..sessions.export import export_conversation
 from .agent import AsyncSubagent
 from .agent_session import entry_text
-from .arguments import Scripted, as_data, names_of, script_of
+from .arguments import ScriptedBackendLike, as_names, script_responses, validate_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +63,7 @@ class AsyncSessions:
         root = self._orchestrator.supervisor
         return await root.disk.do(stored.list_sessions, root.sessions)
 
-    async def open(self, session: SessionRef, *, limit: int | None = None) -> SessionShown:
+    async def open(self, session: SessionRef, *, limit: int | None = None) -> SessionTree:
         """Return a session as a tree of entries, or only with its last `limit` entries.
 
         Raises AgentNotFoundError, AmbiguousRefError, ConfigError, ForeignFileError, StoreError.
@@ -92,7 +92,7 @@ class AsyncSessions:
         if isinstance(found, Path):
             await self._orchestrator.supervisor.disk.do(stored.label_entry, found, named, label)
         else:
-            await self._call(CHANGE_SESSION, ChangeSession(found, Relabel(named, label)))
+            await self._call(CHANGE_SESSION, ChangeSession(found, SetLabel(named, label)))
 
     async def fork(
         self,
@@ -112,8 +112,8 @@ class AsyncSessions:
         found, at = await self._find(session), entry_text(entry)
         if isinstance(found, Path):
             agent = {"name": name, "model": model}
-            request = ImportSession(str(found / NAME), str(paths.here()), agent=agent, at=at, all=all)
-            imported = await call(self._orchestrator.supervisor, USER, IMPORT_SESSION, as_data(request))
+            request = ImportSession(str(found / NAME), str(paths.current_folder()), agent=agent, at=at, all=all)
+            imported = await call(self._orchestrator.supervisor, USER, IMPORT_SESSION, validate_request(request))
             return AsyncSubagent(self._orchestrator, imported.id)
         forked = await self._call(FORK_SESSION, ForkSession(found, at, name, model, all))
         return AsyncSubagent(self._orchestrator, forked.id)
@@ -127,7 +127,7 @@ class AsyncSessions:
         preset: str | None = None,
         tools: Iterable[str] | None = None,
         model: str | None = None,
-        backend: Scripted | None = None,
+        backend: ScriptedBackendLike | None = None,
         name: str | None = None,
         cwd: str | os.PathLike[str] | None = None,
         limits: Limits | None = None,
@@ -142,10 +142,10 @@ class AsyncSessions:
         the one in the file if it exists. The other arguments are those of `spawn`. The agent has no process until its
         first query. Raises ForeignFileError, DamagedError, StoreError, ConfigError, SpawnError.
         """
-        script, summaries = script_of(backend)
+        script, summaries = script_responses(backend)
         agent = {
             "preset": preset,
-            "tools": names_of("tools", tools),
+            "tools": as_names("tools", tools),
             "model": model,
             "script": script,
             "summaries": summaries,
@@ -154,8 +154,8 @@ class AsyncSessions:
             "limits": limits,
             "budget": budget_of(max_cost, budget),
         }
-        request = ImportSession(paths.path_of("path", path) or "", str(paths.here()), which, repair, agent)
-        imported = await call(self._orchestrator.supervisor, USER, IMPORT_SESSION, as_data(request))
+        request = ImportSession(paths.path_of("path", path) or "", str(paths.current_folder()), which, repair, agent)
+        imported = await call(self._orchestrator.supervisor, USER, IMPORT_SESSION, validate_request(request))
         return AsyncSubagent(self._orchestrator, imported.id)
 
     async def export(self, ref: str | int, *, format: str = "pi", output: str | os.PathLike[str] | None = None) -> str:
@@ -165,7 +165,9 @@ class AsyncSessions:
         `orch.sessions.export.CHOICES`. With `output` the text is also written to that file, atomically. Raises
         ConfigError, StoreError, AgentError.
         """
-        return await self._orchestrator.supervisor.disk.do(exported, await self._row(str(ref)), format, output)
+        return await self._orchestrator.supervisor.disk.do(
+            export_conversation, await self._row(str(ref)), format, output
+        )
 
     async def prune(
         self, *, older: float | str, keep: int = 0, idle: bool = False, dry_run: bool = False
@@ -181,7 +183,7 @@ class AsyncSessions:
         return await self._call(PRUNE_SESSIONS, PruneSessions(older, keep, dry_run, idle))
 
     async def _row(self, ref: str) -> AgentRow:
-        return await self._call(SHOW_STATE, Ref(ref))
+        return await self._call(SHOW_STATE, AgentRef(ref))
 
     async def _find(self, session: SessionRef) -> str | Path:
         """Return the reference of an agent of this run, or the folder of a session that no such agent has."""

@@ -15,10 +15,12 @@ from ..services.agents.lifecycle import kill
 if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
 
-__all__ = ["lend"]
+__all__ = ["share_namespace"]
 
 
-async def lend(root: Supervisor, spawned: Spawned, names: dict[str, Any], on_close: Callable[..., object]) -> None:
+async def share_namespace(
+    root: Supervisor, spawned: Spawned, names: dict[str, Any], on_close: Callable[..., object]
+) -> None:
     """Let the code of the agent that was just spawned run in `names`, until `on_close` calls what it is given.
 
     Raises ConfigError, and then there is no such agent, when `names` is no dict or the agent has a process of its own.

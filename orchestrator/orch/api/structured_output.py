@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import BadReplyError, ConfigError
 from orch_protocol.core.messages import Reply
-from orch_protocol.core.values import Taken
+from orch_protocol.core.values import TakenValue
 from orch_worker.tools.values.values import value_of
 
-__all__ = ["Returned", "ask_for", "ask_to_mend", "loaded", "read", "value_of"]
+__all__ = ["Returned", "load_value", "parse_value", "prompt_for_correction", "prompt_for_value", "value_of"]
 
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ T = TypeVar("T")
 FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
 
 
-def ask_for(prompt: str, returns: type[Any]) -> str:
+def prompt_for_value(prompt: str, returns: type[Any]) -> str:
     """Return `prompt` with the request to answer with JSON that is a `returns`. Raises ConfigError for what has no
     schema."""
     try:
@@ -31,12 +31,12 @@ def ask_for(prompt: str, returns: type[Any]) -> str:
     return f"{prompt}\n\nAnswer with one JSON value that fits this schema, and with nothing else:\n{schema}"
 
 
-def ask_to_mend(error: Exception) -> str:
+def prompt_for_correction(error: Exception) -> str:
     """Return the prompt that gives the model its one chance to mend its reply."""
     return f"That is not the JSON value that was asked for: {error}. Answer again, with the JSON value alone."
 
 
-def read(text: str, returns: type[T]) -> T:
+def parse_value(text: str, returns: type[T]) -> T:
     """Return the `returns` in `text`, which may stand in a fence or have prose around it. Raises BadReplyError."""
     found = FENCED.findall(text)
     ends = [(text.find(begin), text.rfind(end) + 1) for begin, end in ("{}", "[]")]
@@ -76,7 +76,7 @@ class Returned(Struct, frozen=True):
     reply: Reply
 
 
-def loaded(taken: Taken, reply: Reply) -> Returned:
+def load_value(taken: TakenValue, reply: Reply) -> Returned:
     """Return the value that was `taken`, read from its file. Raises NoValueError."""
     value = taken.value
     return Returned(value_of(taken), taken.name, value.type, value.extent, value.lines, value.kind, taken.path, reply)

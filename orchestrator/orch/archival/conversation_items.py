@@ -11,7 +11,7 @@ from msgspec import Struct
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Block, Message, StopReason, Text
 from orch_worker.conversation.stubs import holder_of, is_brief, stub_text
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.conversation.turns import responses
 
 from .adapters import Format, convert_message, decode_message, encode_message, to_json_data
@@ -40,7 +40,7 @@ class ConversationItem(Struct, frozen=True):
 class ItemReader:
     """Takes messages of one format for pieces, by what one archive holds."""
 
-    def __init__(self, format: Format, archive: ArchiveCatalog, estimator: Estimator) -> None:
+    def __init__(self, format: Format, archive: ArchiveCatalog, estimator: TokenEstimator) -> None:
         self.format = format
         self.archive = archive
         self.estimator = estimator

@@ -14,25 +14,25 @@ import msgspec
 
 from orch_protocol.agent.config import ArchivalConfig
 from orch_protocol.agent.spec import AgentSpec
-from orch_protocol.core.archives import Collapse, Source, Span
+from orch_protocol.core.archives import ArchiveSource, Collapse, Span
 from orch_protocol.core.errors import AgentNotFoundError, StoreError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message
-from orch_protocol.services.archiving import Archive, ArchivePlan, Summarise, SummaryOrder, SummaryRequest
-from orch_protocol.services.recall import Hit
+from orch_protocol.services.archiving import ArchivePlan, PlanArchiving, SummarizeArchive, SummaryOrder, SummaryRequest
+from orch_protocol.services.recall import SearchHit
 from orch_worker.backends.model_families import ratios_of
 from orch_worker.conversation.receipt import with_summary
 from orch_worker.conversation.stubs import stub_text
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.session.log_reader import digest, read_spans
 from orch_worker.session.transcript import NAME
-from orch_worker.session.visible_messages import Item
+from orch_worker.session.visible_messages import VisibleMessage
 
 from ..config.archival_profiles import rules_of
 from ..tree.agents.agent_record import archive_deleted_error
 from .adapters import format_named
 from .conversation_items import ConversationItem, ItemReader
-from .fold import Archiving
+from .fold import RangeArchiver
 from .plan.economics import Prices
 from .store.archive_pool import ArchivePool, Do, OpenArchives
 from .store.catalog import ArchiveCatalog, ArchiveRecord, StoredMessage
@@ -113,7 +113,7 @@ class ArchiveDraft:
         first, last, cover = items[0].first, items[-1].last, join_ranges([item.note for item in items])
         stubs = now[start : len(now) - same]
         for piece in stubs:
-            self._by_piece[id(piece)] = Item(piece.message, first, last, cover)
+            self._by_piece[id(piece)] = VisibleMessage(piece.message, first, last, cover)
         self._kept += stubs
         plain: dict[str, Any] = msgspec.to_builtins(record)
         self.collapses.append(
@@ -198,7 +198,7 @@ class ArchiveEngine:
         """Give everything up, when what is under way is done (at most 2 s)."""
         await self._stacks.close()
 
-    async def plan(self, spec: AgentSpec, ask: Archive, prices: Prices) -> ArchivePlan:
+    async def plan(self, spec: AgentSpec, ask: PlanArchiving, prices: Prices) -> ArchivePlan:
         """Return what of the agent's conversation is to be put on record as archived now. Raises StoreError."""
         return await self._stacks.work(Path(spec.folder), self._planned, spec, ask, prices)
 
@@ -221,7 +221,9 @@ class ArchiveEngine:
         """Return whether the agent may have archives on record that not everybody knows of."""
         return self.size(spec) != self._told.get(spec.id, 0)
 
-    async def summarise(self, spec: AgentSpec, step: Summarise, *, json: bool = True) -> SummaryRequest | str | None:
+    async def summarise(
+        self, spec: AgentSpec, step: SummarizeArchive, *, json: bool = True
+    ) -> SummaryRequest | str | None:
         """Return what a model is to be asked next about an archive; or the text of its stub; or None: there is none.
 
         Without `json` the model is asked for a paragraph whatever is configured: it cannot be trusted with JSON.
@@ -229,14 +231,16 @@ class ArchiveEngine:
         style = self.config.summary.style if json else "paragraph"
         return await self._stacks.work(Path(spec.folder), self._asked, step, style)
 
-    async def search(self, spec: AgentSpec, query: str, limit: int, among: Container[str] | None = None) -> list[Hit]:
+    async def search(
+        self, spec: AgentSpec, query: str, limit: int, among: Container[str] | None = None
+    ) -> list[SearchHit]:
         """Return up to `limit` places for `query` in the archives of the agent, the best first. Raises StoreError.
 
         With `among` only archives with these ids are searched.
         """
         return await self._stacks.work(Path(spec.folder), _searched, query, limit, among)
 
-    async def passages(self, spec: AgentSpec, question: str, era: str, limit: int) -> list[Hit]:
+    async def passages(self, spec: AgentSpec, question: str, era: str, limit: int) -> list[SearchHit]:
         """Return up to `limit` passages below `era`, an archive of the agent, that may answer `question`."""
         return await self._stacks.work(Path(spec.folder), _passages, question, era, limit)
 
@@ -276,7 +280,7 @@ class ArchiveEngine:
             await self._stacks.work(folder, OpenArchives.close)
         self._told.pop(spec.id, None)
 
-    async def source(self, spec: AgentSpec, holder: str) -> Source:
+    async def source(self, spec: AgentSpec, holder: str) -> ArchiveSource:
         """Return where `holder`, an archive of the agent, has its messages.
 
         Raises AgentNotFoundError, ArchiveDeletedError.
@@ -285,15 +289,17 @@ class ArchiveEngine:
 
     # In threads.
 
-    def _planned(self, shelves: OpenArchives, spec: AgentSpec, ask: Archive, prices: Prices) -> ArchivePlan:
+    def _planned(self, shelves: OpenArchives, spec: AgentSpec, ask: PlanArchiving, prices: Prices) -> ArchivePlan:
         shelves.catch_up()
         own = format_named("orch")
-        estimator = Estimator() if self.config.profile == "seed" else Estimator(ratios_of(spec.backend), ask.factor)
+        estimator = (
+            TokenEstimator() if self.config.profile == "seed" else TokenEstimator(ratios_of(spec.backend), ask.factor)
+        )
         draft = ArchiveDraft(shelves.ledger, lambda shelf: ItemReader(own, shelf, estimator))
         shown, items = draft.shown, draft.items
         # A turn that has begun since is not the one that ended: what it has done so far stays.
         ended = ask.stop_reason if items and items[-1].last == ask.last else None
-        Archiving(draft.pieces, self.rules, draft.store, draft.changed).fold_all(
+        RangeArchiver(draft.pieces, self.rules, draft.store, draft.changed).fold_all(
             shown,
             self.config.trigger,
             prices,
@@ -306,13 +312,13 @@ class ArchiveEngine:
         orders = (self._order(draft.shelf.records[holder], ask, prices) for holder in draft.summarise)
         return ArchivePlan(tuple(draft.collapses), tuple(orders))
 
-    def _order(self, record: ArchiveRecord, ask: Archive, prices: Prices) -> SummaryOrder:
+    def _order(self, record: ArchiveRecord, ask: PlanArchiving, prices: Prices) -> SummaryOrder:
         """Return where asking about an archive costs least: beside the conversation that is cached, or apart."""
         apart = record.tokens * prices.fresh
         mine = ask.beside and self.config.summary.model is None and record.kind == "turn"
         return SummaryOrder(record.id, beside=mine and ask.context_tokens * prices.read < apart)
 
-    def _asked(self, shelves: OpenArchives, step: Summarise, style: SummaryStyle) -> SummaryRequest | str | None:
+    def _asked(self, shelves: OpenArchives, step: SummarizeArchive, style: SummaryStyle) -> SummaryRequest | str | None:
         shelves.catch_up()
         record = shelves.ledger.records.get(step.holder)
         if record is None:
@@ -370,19 +376,19 @@ def _reindex(shelves: OpenArchives, change: Callable[[], T]) -> T:
         shelves.ledger.catch_up()
 
 
-def _source(shelves: OpenArchives, spec: AgentSpec, holder: str) -> Source:
+def _source(shelves: OpenArchives, spec: AgentSpec, holder: str) -> ArchiveSource:
     record = _find_archive(shelves, holder)
     if record.kind == "era":
-        return Source(spec.folder, spec.id, record.kind, record.task, shown=shelves.ledger.shown(record))
-    return Source(spec.folder, spec.id, record.kind, record.task, record.spans, record.sha256)
+        return ArchiveSource(spec.folder, spec.id, record.kind, record.task, shown=shelves.ledger.shown(record))
+    return ArchiveSource(spec.folder, spec.id, record.kind, record.task, record.spans, record.sha256)
 
 
-def _searched(shelves: OpenArchives, query: str, limit: int, among: Container[str] | None) -> list[Hit]:
+def _searched(shelves: OpenArchives, query: str, limit: int, among: Container[str] | None) -> list[SearchHit]:
     shelves.catch_up()
     return shelves.search.search(query, limit, among) if shelves.ledger.records else []
 
 
-def _passages(shelves: OpenArchives, question: str, era: str, limit: int) -> list[Hit]:
+def _passages(shelves: OpenArchives, question: str, era: str, limit: int) -> list[SearchHit]:
     below = {record.id for record in shelves.ledger.below(_find_archive(shelves, era))}
     return shelves.search.passages(question, below, limit)
 
@@ -392,7 +398,7 @@ def _read(shelves: OpenArchives, id: str, first: int, last: int | None) -> list[
     return shelves.ledger.read(record.id, first, last)
 
 
-def merge_hits(hits: Sequence[Sequence[Hit]], limit: int) -> list[Hit]:
+def merge_hits(hits: Sequence[Sequence[SearchHit]], limit: int) -> list[SearchHit]:
     """Return the best `limit` of what several agents' archives found: exact hits first, the agents taking turns."""
     rows = [hit for place in range(limit) for found in hits if place < len(found) for hit in [found[place]]]
     return sorted(rows, key=lambda hit: not hit.exact)[:limit]

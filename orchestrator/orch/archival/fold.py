@@ -23,7 +23,7 @@ from .plan.plan import RECEIPT_TOKENS, ArchiveRange
 from .plan.rollup import era_tokens
 from .store.catalog import ArchiveRecord
 
-__all__ = ["ArchivedRange", "Archiving"]
+__all__ = ["ArchivedRange", "RangeArchiver"]
 
 Store = Callable[[ArchiveRecord, Sequence[ConversationItem], Sequence[Message], bool], ArchiveRecord]
 """Stores pieces, of which these messages are no stubs, under a record, and returns that as it is known from then on.
@@ -50,7 +50,7 @@ class ArchivedRange(Struct, frozen=True):
     summarised: bool
 
 
-class Archiving:
+class RangeArchiver:
     """Archives parts of conversations by the rules. What is archived goes to `store`, the change to `changed`."""
 
     def __init__(self, pieces: ItemReader, rules: Rules, store: Store, changed: Changed | None = None) -> None:

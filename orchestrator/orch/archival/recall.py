@@ -7,7 +7,7 @@ from typing import Any, Final, TypeGuard
 
 from orch_protocol.core.errors import AgentError, ConfigError, StoreError
 from orch_protocol.core.messages import Message
-from orch_protocol.services.recall import Hit
+from orch_protocol.services.recall import SearchHit
 from orch_worker.conversation.recalled import shown_entries, shown_hits
 
 __all__ = ["TOOLS", "answer", "check_entries", "check_search"]
@@ -61,7 +61,7 @@ def _is_number(value: Any) -> TypeGuard[int]:
 def answer(
     name: str,
     input: dict[str, Any],
-    search: Callable[[str, int], Sequence[Hit]],
+    search: Callable[[str, int], Sequence[SearchHit]],
     read: Callable[[str, int, int | None], Sequence[Message]],
 ) -> str:
     """Return what the tool `name` says to `input`, as text of bounded size. What goes wrong is said in it."""

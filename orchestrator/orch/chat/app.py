@@ -9,17 +9,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from ..client.failure import Failure
+from ..client.failure import CommandError
 from ..render.approvals import denied_note
 from . import approvals, status_bar
 from .approvals import AskUser, Questions
-from .commands import Commands, Order, said_as
-from .daemon_connection import Link
+from .commands import ChatCommand, Commands, said_as
+from .daemon_connection import DaemonConnection
 from .keys import Interrupts
 from .pastes import Pastes, prompted
-from .text.live_text import Sheet
+from .text.live_text import LiveText
 from .text.styled_text import Piece
-from .turns import TOLD, Story
+from .turns import TOLD, TurnLog
 
 __all__ = ["Absent", "Chat"]
 
@@ -32,7 +32,7 @@ class Absent:
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, DaemonConnection] = {}
 
     def __contains__(self, id: object) -> bool:
         """Say whether that one is watched."""
@@ -68,7 +68,7 @@ class Absent:
             chat.sheet.note(f"{agent['name']} {what}; /switch {agent['seq']} goes there")
         chat.changed()
 
-    def _lost(self, agent: dict[str, Any], _: Failure) -> None:
+    def _lost(self, agent: dict[str, Any], _: CommandError) -> None:
         self.met(agent["id"])  # that the daemon is gone is said where one talks
 
 
@@ -86,8 +86,8 @@ class Chat:
 
     def __init__(
         self,
-        link: Link,
-        sheet: Sheet,
+        link: DaemonConnection,
+        sheet: LiveText,
         *,
         mode: str = "ask",
         ask_user: AskUser | None = None,
@@ -121,7 +121,7 @@ class Chat:
         self._clock = clock
         self._own: set[str] = set()
         self._steers: set[str] = set()
-        self._story = Story(sheet, self._own)
+        self._story = TurnLog(sheet, self._own)
         self._met = asyncio.Event()
         """Set when what was said before is on the sheet."""
         self._leaving = False
@@ -129,7 +129,7 @@ class Chat:
         """Whether the turn was asked for here."""
         self._since: float | None = None
         self._presses = Interrupts()
-        self._order = Order()
+        self._order = ChatCommand()
         self._fresh = False
 
     # With whom.
@@ -150,7 +150,7 @@ class Chat:
         self.agent = agent
         self._fresh = fresh
         self.questions.clear(self.absent)
-        self._story = Story(self.sheet, self._own, self.agent["depth"])
+        self._story = TurnLog(self.sheet, self._own, self.agent["depth"])
         self._since = None
         self.idle.set()
         self._introduce()
@@ -185,7 +185,7 @@ class Chat:
         """Ask how all agents are. That nobody answers is said elsewhere."""
         try:
             self.rows = await self.link.call("list")
-        except Failure:
+        except CommandError:
             self.rows = []
         self.changed()
 
@@ -234,7 +234,7 @@ class Chat:
                         await self.say(said_as(typed), follow_up=follow_up)
                     else:
                         self._give_back(typed)
-        except Failure as failure:
+        except CommandError as failure:
             self._fail(failure)
         self.changed()
 
@@ -258,7 +258,7 @@ class Chat:
         self.draft = f"{self.draft}\n{typed}" if self.draft else typed
         self.sheet.note("that was not said: it was for another agent", "error")
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: CommandError) -> None:
         self.failed = True
         self.sheet.note(f"{failure.kind}: {failure}", "error")
 
@@ -286,7 +286,7 @@ class Chat:
         self._works()
         try:
             await self.link.call("submit", ref=self.id, prompt=text, request_id=request_id)
-        except Failure as failure:
+        except CommandError as failure:
             self._rests()
             if failure.kind != BUSY:
                 raise
@@ -314,7 +314,7 @@ class Chat:
         asked = {"ref": self.id, "approve": self.questions.wanted, "progress": True, "messages": messages}
         self.link.watch(asked, self.event, self._lost)
 
-    def _lost(self, failure: Failure) -> None:
+    def _lost(self, failure: CommandError) -> None:
         self._story.lost()
         self._fail(failure)
         self.sheet.note("what the agent finished is kept; the next prompt goes on with it")
@@ -366,7 +366,7 @@ class Chat:
         if self._mine:
             try:
                 await self.link.call("collect", ref=self.id, timeout=0.0)
-            except Failure:
+            except CommandError:
                 pass  # the next turn is under way, or the answer was an error
         await self.look()
         self.later(self.commands.refresh())
@@ -384,7 +384,7 @@ class Chat:
         """Ask what nobody will hear otherwise; refused, it is there to be said again. Raises Failure."""
         try:
             await self._ask(text)
-        except Failure:
+        except CommandError:
             self.draft = text
             raise
 
@@ -415,7 +415,7 @@ class Chat:
                 self.sheet.note("Ctrl-C again, or Ctrl-D, leaves")
             elif meaning == "leave":
                 await self.leave()
-        except Failure as failure:
+        except CommandError as failure:
             self.sheet.note(f"{failure.kind}: {failure}", "error")
         self.changed()
         return meaning
@@ -450,7 +450,7 @@ class Chat:
             if said == "end":
                 await self._end_all()
             self.sheet.note(await self._farewell())
-        except Failure as failure:
+        except CommandError as failure:
             self._fail(failure)  # a daemon that does not answer keeps nobody here
         self.done.set()
 
@@ -496,6 +496,6 @@ class Chat:
         task.add_done_callback(self._happened_later)
 
     def _happened_later(self, task: asyncio.Future[Any]) -> None:
-        if not task.cancelled() and isinstance(failure := task.exception(), Failure):
+        if not task.cancelled() and isinstance(failure := task.exception(), CommandError):
             self.sheet.note(f"{failure.kind}: {failure}", "error")
             self.changed()

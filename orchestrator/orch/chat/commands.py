@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from ..client.failure import Failure
+from ..client.failure import CommandError
 from ..commands.parse import read
 from ..render import terminal
 from .pastes import prompted
@@ -17,7 +17,7 @@ from .text.diffs import coloured
 if TYPE_CHECKING:
     from .app import Chat
 
-__all__ = ["END", "KEYS", "Commands", "Order", "said_as"]
+__all__ = ["END", "KEYS", "ChatCommand", "Commands", "said_as"]
 
 
 KEYS: Final = """\
@@ -77,9 +77,9 @@ class Commands:
     async def _told(self, line: str) -> str:
         try:
             done = await self._chat.link.call("execute", ref=self._chat.id, text=line, shows=True)
-        except Failure:
+        except CommandError:
             return ""
-        return "" if done["is_error"] else terminal.line(done["text"])
+        return "" if done["is_error"] else terminal.truncate_line(done["text"])
 
     @property
     def known(self) -> Mapping[str, str]:
@@ -184,7 +184,7 @@ class Commands:
 # --- In which order what was typed is said, and to whom ---
 
 
-class Order:
+class ChatCommand:
     """One line after the other, as they were typed."""
 
     def __init__(self) -> None:

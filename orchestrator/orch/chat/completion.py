@@ -63,7 +63,7 @@ def _agents(word: str, rows: Sequence[dict[str, Any]]) -> Iterator[Suggestion]:
     begun = word.removeprefix("@")
     for name, about in listed(rows):
         if name.startswith(begun) and name.isprintable():
-            yield Suggestion(name, len(word), terminal.line(about))
+            yield Suggestion(name, len(word), terminal.truncate_line(about))
 
 
 def _choices(word: str, arguments: Sequence[dict[str, Any]], commands: Mapping[str, str]) -> Iterator[Suggestion]:

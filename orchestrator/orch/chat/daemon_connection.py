@@ -10,20 +10,20 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ..client.connection import ENDED, Connection
-from ..client.failure import Failure
+from ..client.failure import CommandError
 
-__all__ = ["Link"]
+__all__ = ["DaemonConnection"]
 
 AT_ONCE: Final = 8
 OnEvent = Callable[[dict[str, Any]], None]
-OnLost = Callable[[Failure], None]
+OnLost = Callable[[CommandError], None]
 
 
 class _Left(Exception):
     """The watch is not wanted any more."""
 
 
-class Link:
+class DaemonConnection:
     """Asks the daemon by connections that `connect` makes, each in a thread of its own while it waits.
 
     All callbacks come in the event loop that the link is used in.
@@ -35,9 +35,9 @@ class Link:
         self._threads = ThreadPoolExecutor(AT_ONCE, "orch-chat")
         self._watch: threading.Event | None = None
 
-    def sibling(self) -> Link:
+    def sibling(self) -> DaemonConnection:
         """Return another link to the same daemon."""
-        return Link(self._connect)
+        return DaemonConnection(self._connect)
 
     async def call(self, method: str, *, dropped: threading.Event | None = None, **params: Any) -> Any:
         """Return what comes of a request, however long that takes. Raises Failure, also soon after `dropped` is set."""
@@ -59,7 +59,7 @@ class Link:
             if not left.is_set():
                 on_event(event)
 
-        def lost(failure: Failure) -> None:
+        def lost(failure: CommandError) -> None:
             if not left.is_set():
                 self._watch = None
                 on_lost(failure)
@@ -93,8 +93,8 @@ class Link:
             result = connection.call(method, params, on_silence=_raising(dropped))
         except _Left:
             connection.close()  # which ends what waits at the other end
-            raise Failure("Interrupted", f"{method} is not waited for any more", 130) from None
-        except Failure as failure:
+            raise CommandError("Interrupted", f"{method} is not waited for any more", 130) from None
+        except CommandError as failure:
             connection.close()  # it may be half read
             if failure.kind in ENDED:
                 self._hang_up()
@@ -120,8 +120,8 @@ class Link:
             )
         except _Left:
             pass
-        except (Failure, OSError) as error:
-            failure = error if isinstance(error, Failure) else Failure("OSError", str(error))
+        except (CommandError, OSError) as error:
+            failure = error if isinstance(error, CommandError) else CommandError("OSError", str(error))
             self._hang_up()
             _tell(loop, lost, failure)
         finally:

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from ..render import terminal
-from ..render.transcript import Streams
-from .text.live_text import Sheet
+from ..render.transcript import PlainOutput
+from .text.live_text import LiveText
 from .text.markdown import Markdown
 from .text.styled_text import Piece
 
-__all__ = ["Printing", "turn_output"]
+__all__ = ["MarkdownOutput", "turn_output"]
 
 ROWS: Final = 3
 """A paragraph that takes more is printed as far as it has come."""
@@ -33,12 +33,12 @@ SGR: Final = {
 }
 
 
-class Printing:
+class MarkdownOutput:
     """Prints on stdout what is said, each line once it is complete, and everything else on stderr. Whoever is done says
     so with `over`: a table is printed at its end."""
 
     def __init__(self) -> None:
-        self._sheet = Sheet(Markdown())
+        self._sheet = LiveText(Markdown())
 
     def text(self, text: str) -> None:
         """Take a piece of what is said."""
@@ -59,11 +59,11 @@ class Printing:
 
     def _print(self) -> None:
         for line in self._sheet.take():
-            sys.stdout.write(f"{_painted(line)}\n")
+            sys.stdout.write(f"{_to_ansi(line)}\n")
         sys.stdout.flush()
 
 
-def _painted(line: Iterable[Piece]) -> str:
+def _to_ansi(line: Iterable[Piece]) -> str:
     return "".join(_styled(text, ";".join(SGR[each] for each in style.split(",") if each)) for style, text in line)
 
 
@@ -71,10 +71,10 @@ def _styled(text: str, codes: str) -> str:
     return f"\x1b[{codes}m{text}\x1b[0m" if codes else text
 
 
-def turn_output() -> Streams | Printing:
+def turn_output() -> PlainOutput | MarkdownOutput:
     """Return the output of a turn or an answer: rendered Markdown on a terminal, plain text elsewhere."""
     can = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
-    if not can or os.environ.get("NO_COLOR") or not terminal.draws(sys.stdout):
-        return Streams()
+    if not can or os.environ.get("NO_COLOR") or not terminal.supports_unicode(sys.stdout):
+        return PlainOutput()
 
-    return Printing()
+    return MarkdownOutput()

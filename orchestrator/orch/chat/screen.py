@@ -35,10 +35,10 @@ from ..render import terminal
 from .app import Chat
 from .commands import END
 from .completion import suggestions
-from .text.live_text import Sheet
+from .text.live_text import LiveText
 from .text.styled_text import Piece, wrapped
 
-__all__ = ["Lines", "Printed", "Screen", "early"]
+__all__ = ["LineInput", "PlainScreen", "Screen", "buffer_early_keys"]
 
 
 STYLE: Final = Style.from_dict(
@@ -353,7 +353,7 @@ MODES: Final = 3
 
 
 @contextmanager
-def early(descriptor: int) -> Iterator[None]:
+def buffer_early_keys(descriptor: int) -> Iterator[None]:
     """Let keys wait for whoever reads them from the terminal, unseen, and Enter as what it is: no end of a line,
     which could be Ctrl-J. Ctrl-C interrupts as ever."""
     try:
@@ -375,7 +375,7 @@ def early(descriptor: int) -> Iterator[None]:
 # --- A terminal that can do nothing, or none at all ---
 
 
-class Printed(Sheet):
+class PlainScreen(LiveText):
     """A sheet that is printed as it is written: what the agent says on stdout, everything else on stderr."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
@@ -417,7 +417,7 @@ class Printed(Sheet):
             self.text("\n")
 
 
-class Lines:
+class LineInput:
     """Reads `chat`'s lines from `source`. With `waits` each is said when the last one was answered; without, as it
     comes: while the agent works it steers."""
 
@@ -434,7 +434,7 @@ class Lines:
         loop.add_signal_handler(signal.SIGINT, lambda: asyncio.ensure_future(self._chat.interrupt()))
         loop.add_signal_handler(signal.SIGHUP, self._chat.done.set)
         threading.Thread(target=_read, args=(loop, self._source, lines), daemon=True).start()
-        sheet = self._chat.sheet if isinstance(self._chat.sheet, Printed) else Printed()
+        sheet = self._chat.sheet if isinstance(self._chat.sheet, PlainScreen) else PlainScreen()
         talk = asyncio.ensure_future(self._talk(lines))
         ends = [talk, *(asyncio.ensure_future(each.wait()) for each in (self._chat.done, sheet.gone))]
         try:

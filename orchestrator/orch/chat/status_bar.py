@@ -51,16 +51,16 @@ def bar(
     parts += [[("", each)] for each in widgets]
     at_work = [each for each in live(rows, id) if each["pending"] is not None]
     if others := live(rows, id):
-        parts.append([("", f"{terminal.counted(len(others), 'subagent')}, {len(at_work)} at work")])
+        parts.append([("", f"{terminal.pluralize(len(others), 'subagent')}, {len(at_work)} at work")])
     parts += [[("note", _doing(each, now))] for each in at_work]
     return cut(_joined(parts), width)
 
 
 def _own(row: dict[str, Any], working: float | None) -> Iterator[Piece]:
-    model = f" {terminal.line(row['model'], NAME)}" if row["model"] else ""
-    yield "strong", f"{terminal.line(row['name'], NAME)}{model}"
+    model = f" {terminal.truncate_line(row['model'], NAME)}" if row["model"] else ""
+    yield "strong", f"{terminal.truncate_line(row['name'], NAME)}{model}"
     if working is not None:  # first of all, in a narrow window
-        doing = f": {terminal.line(row['activity'], DOING)}" if row["activity"] else ""
+        doing = f": {terminal.truncate_line(row['activity'], DOING)}" if row["activity"] else ""
         yield "call", f"works {working:.0f}s{doing}"
     if meter := _meter(row):
         yield meter
@@ -80,8 +80,8 @@ def _meter(row: dict[str, Any]) -> Piece | None:
 
 
 def _doing(row: dict[str, Any], now: float | None) -> str:
-    doing = terminal.line(row["activity"] or row["status"], DOING)
-    return f"{terminal.line(row['name'], NAME)}: {doing} {terminal.age(row['last_activity'], now)}"
+    doing = terminal.truncate_line(row["activity"] or row["status"], DOING)
+    return f"{terminal.truncate_line(row['name'], NAME)}: {doing} {terminal.age(row['last_activity'], now)}"
 
 
 def _joined(parts: Sequence[Sequence[Piece]]) -> Iterator[Piece]:

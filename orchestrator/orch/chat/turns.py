@@ -10,11 +10,11 @@ from orch_worker.conversation.prompt_markers import as_said
 
 from ..render import terminal
 from ..render.progress import progress_line
-from ..render.transcript import Transcript
+from ..render.transcript import TurnPrinter
 from .pastes import prompted
-from .text.live_text import Sheet
+from .text.live_text import LiveText
 
-__all__ = ["Story"]
+__all__ = ["TurnLog"]
 
 PROMPT: Final = 2000
 RESPONDED: Final = ("message", "retry")
@@ -23,19 +23,19 @@ TOLD: Final = 20
 """Messages of a conversation that are told to somebody who comes back."""
 
 
-class Story:
+class TurnLog:
     """Writes what happens on a sheet. `own` are the ids of requests that were made here, of which the prompt is there
     already; `depth` is the agent's: of those below it the calls are told."""
 
-    def __init__(self, sheet: Sheet, own: Container[str], depth: int = 1) -> None:
+    def __init__(self, sheet: LiveText, own: Container[str], depth: int = 1) -> None:
         self._sheet = sheet
         self._own = own
         self._depth = depth
-        self._turn: Transcript | None = None
+        self._turn: TurnPrinter | None = None
 
     def began(self, event: dict[str, Any]) -> None:
         """A turn begins, or is met."""
-        self._turn = Transcript(self._sheet)
+        self._turn = TurnPrinter(self._sheet)
         self._sheet.over()
         if event["request_id"] in self._own:
             return
@@ -53,8 +53,8 @@ class Story:
     def so_far(self, event: dict[str, Any]) -> None:
         """What has happened in the turn that was met."""
         if event["lost"]:
-            self._sheet.note(f"({terminal.counted(event['lost'], 'event')} of this turn before these)")
-        self._turn = Transcript(self._sheet, last=event["n"])
+            self._sheet.note(f"({terminal.pluralize(event['lost'], 'event')} of this turn before these)")
+        self._turn = TurnPrinter(self._sheet, last=event["n"])
         for each in event["events"]:
             self._turn.show(each)
             self._end_of(each)
@@ -62,7 +62,7 @@ class Story:
     def happened(self, event: dict[str, Any]) -> None:
         """Something happened in the turn."""
         if self._turn is None:  # its beginning was lost on the way
-            self._turn = Transcript(self._sheet, last=event["n"] - 1)
+            self._turn = TurnPrinter(self._sheet, last=event["n"] - 1)
         self._turn.event(event)
         self._end_of(event)
 
@@ -73,7 +73,7 @@ class Story:
 
     def ended(self, event: dict[str, Any]) -> None:
         """The turn is over."""
-        turn, self._turn = self._turn or Transcript(self._sheet), None
+        turn, self._turn = self._turn or TurnPrinter(self._sheet), None
         if (reply := event["reply"]) is not None:
             turn.reply(reply)
             if reply.get("warning"):
@@ -87,7 +87,7 @@ class Story:
     def conversation(self, messages: Iterable[dict[str, Any]], before: int) -> None:
         """Tell the end of what was said before, and how many messages there are before that."""
         if before:
-            self._sheet.note(f"({terminal.counted(before, 'message')} before these)")
+            self._sheet.note(f"({terminal.pluralize(before, 'message')} before these)")
         for message in messages:
             for block in message["content"]:
                 self._block(block, "you" if message["role"] == "user" else "")
@@ -107,7 +107,7 @@ class Story:
             return
         calls = terminal.message({"content": [block]})
         if block["type"] in ("tool_use", "tool_result"):
-            self._sheet.note(terminal.line(calls, 100), "error" if block.get("is_error") else "call")
+            self._sheet.note(terminal.truncate_line(calls, 100), "error" if block.get("is_error") else "call")
 
 
 def _whose(event: dict[str, Any]) -> str:

@@ -142,9 +142,9 @@ def _fail(argv: list[str], error: Exception) -> int:
         kind, outcome = getattr(error, "kind", type(error).__name__), getattr(error, "outcome", "")
         return _complain(argv, kind, str(error), code, outcome)
     if isinstance(error, OSError):
-        from ..client.failure import explain
+        from ..client.failure import describe_os_error
 
-        return _complain(argv, "OSError", explain(error), 1)
+        return _complain(argv, "OSError", describe_os_error(error), 1)
     raise error
 
 
@@ -175,10 +175,10 @@ def _take_descriptors() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     said: io.TextIOWrapper = sys.stderr  # type: ignore[assignment]
     encoding = said.encoding
-    sys.stderr = _Aside(said.detach(), encoding, line_buffering=True)
+    sys.stderr = _LossyStderr(said.detach(), encoding, line_buffering=True)
 
 
-class _Aside(io.TextIOWrapper):
+class _LossyStderr(io.TextIOWrapper):
     """stderr, which people read: that it is full, or nobody reads it any more, keeps no data from stdout."""
 
     def write(self, text: str) -> int:

@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Callable
 
-from ..client.failure import STILL_RUNNING, Failure
+from ..client.failure import STILL_RUNNING, CommandError
 from ..render import terminal
-from ..render.terminal import dump
+from ..render.terminal import to_json
 
 TYPE_CHECKING = False
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 __all__ = [
-    "Group",
-    "Once",
+    "Command",
+    "CommandGroup",
     "Parser",
-    "Verb",
+    "SetOnce",
+    "agent_argument",
     "budget",
     "budget_arguments",
     "file",
+    "format_ranges",
     "is_file",
     "key_argument",
     "names",
-    "number",
+    "non_negative_int",
     "one_from_stdin",
-    "output",
+    "output_argument",
     "pair",
-    "ref",
-    "say",
-    "say_deleted",
-    "say_switched",
+    "positive_int",
+    "print_deleted",
+    "print_result",
+    "print_switched",
     "seconds",
-    "spans",
     "text",
-    "whole",
     "without_deleted",
 ]
 
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise Failure."""
-        raise Failure("UsageError", f"{message}{self._dashed()}; see: {self.prog} --help", 2)
+        raise CommandError("UsageError", f"{message}{self._dashed()}; see: {self.prog} --help", 2)
 
     def _dashed(self) -> str:
         """Return what to do when a text was taken for an option."""
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         return f"; a text that begins with a dash goes last, behind --: {self.prog} ... -- {texts[-1]}"
 
 
-class Verb:
+class Command:
     """A command. `arguments` describes them to a parser, `act` does it and returns the exit code."""
 
     def __init__(
@@ -106,10 +106,10 @@ class Verb:
         return self._act(arguments)
 
 
-class Group:
+class CommandGroup:
     """Commands that share their first word; the second one says which of `verbs` is meant."""
 
-    def __init__(self, what: str, example: str, verbs: dict[str, tuple[str, Verb]]) -> None:
+    def __init__(self, what: str, example: str, verbs: dict[str, tuple[str, Command]]) -> None:
         self._what = what
         self._example = example
         self.verbs = verbs
@@ -125,7 +125,7 @@ class Group:
             print(self._overview(name))
             return 0
         said = f"there is no {argv[place]!r}" if place is not None else "say what to do"
-        raise Failure("UsageError", f"orch {name}: {said}; there are {', '.join(self.verbs)}", 2)
+        raise CommandError("UsageError", f"orch {name}: {said}; there are {', '.join(self.verbs)}", 2)
 
     def _overview(self, name: str) -> str:
         lines = "\n".join(f"  {word:9}{what}" for word, (what, _) in self.verbs.items())
@@ -152,7 +152,7 @@ def _format(prog: str) -> argparse.HelpFormatter:
 UNLIMITED = float("inf")
 
 
-class Once(argparse.Action):
+class SetOnce(argparse.Action):
     """What an option takes that may be given once: of two neither is what was meant."""
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: Any = None) -> None:
@@ -162,15 +162,15 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def ref(parser: ArgumentParser) -> None:
+def agent_argument(parser: ArgumentParser) -> None:
     """Let the command take an agent."""
     parser.add_argument("ref", metavar="REF", help="number, id, beginning of an id, or name of an agent; or latest")
 
 
-def output(parser: ArgumentParser) -> None:
+def output_argument(parser: ArgumentParser) -> None:
     """Let the command take the file that it is to write."""
     told = "where to; - is standard output, the default"
-    parser.add_argument("--output", metavar="FILE", type=file, default="-", action=Once, help=told)
+    parser.add_argument("--output", metavar="FILE", type=file, default="-", action=SetOnce, help=told)
 
 
 def file(text: str) -> str:
@@ -190,17 +190,19 @@ def text(argument: str) -> str:
     if argument != "-":
         return argument
     if sys.stdin is None:
-        raise Failure("ConfigError", "- reads standard input, which is closed: pipe the text in, or write it out", 2)
+        raise CommandError(
+            "ConfigError", "- reads standard input, which is closed: pipe the text in, or write it out", 2
+        )
     try:
         return sys.stdin.buffer.read().decode("utf-8", "replace")
     except OSError as error:
-        raise Failure("OSError", f"standard input cannot be read: {error.strerror}") from error
+        raise CommandError("OSError", f"standard input cannot be read: {error.strerror}") from error
 
 
 def one_from_stdin(*arguments: str | bool | None) -> None:
     """Raise Failure when several texts are to be read from standard input: the first one would take all of it."""
     if arguments.count("-") > 1:
-        raise Failure("UsageError", "- is given twice: standard input can be read once; write one of them out", 2)
+        raise CommandError("UsageError", "- is given twice: standard input can be read once; write one of them out", 2)
 
 
 def seconds(text: str) -> float:
@@ -294,7 +296,7 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def number(text: str) -> int:
+def positive_int(text: str) -> int:
     """Return the number from 1 that `text` is. Raises ArgumentTypeError."""
     from argparse import ArgumentTypeError
 
@@ -303,7 +305,7 @@ def number(text: str) -> int:
     return int(text)
 
 
-def whole(text: str) -> int:
+def non_negative_int(text: str) -> int:
     """Return the number from 0 that `text` is. Raises ArgumentTypeError."""
     from argparse import ArgumentTypeError
 
@@ -312,22 +314,22 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def say_switched(arguments: Namespace, name: str, when: str, *, on: bool, changed: bool) -> None:
+def print_switched(arguments: Namespace, name: str, when: str, *, on: bool, changed: bool) -> None:
     """Print that what is called `name` was switched on or off, for `when`, or that it was so already."""
     word = "enabled" if on else "disabled"
     text = f"{word}, {when}: {name}" if changed else f"was {word} already: {name}"
-    say(arguments, {"name": name, "enabled": on, "changed": changed}, terminal.safe(text))
+    print_result(arguments, {"name": name, "enabled": on, "changed": changed}, terminal.safe(text))
 
 
 def without_deleted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the agents whose sessions were not deleted; say on stderr which are left out, by their numbers."""
     gone = {row["seq"] for row in rows if row.get("deleted") and row["kind"] != "holder"}
     if gone:
-        print(f"orch: sessions of these were deleted: {spans(sorted(gone))}", file=sys.stderr)
+        print(f"orch: sessions of these were deleted: {format_ranges(sorted(gone))}", file=sys.stderr)
     return [row for row in rows if row["seq"] not in gone]
 
 
-def spans(numbers: list[int]) -> str:
+def format_ranges(numbers: list[int]) -> str:
     """Return ascending numbers in few words: 3, 5-9."""
     runs: list[list[int]] = []
     for each in numbers:
@@ -338,22 +340,22 @@ def spans(numbers: list[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def say_deleted(
+def print_deleted(
     arguments: Namespace, pruned: dict[str, Any], rows: list[Any], noun: str, table: Callable[[list[Any]], str]
 ) -> int:
     """Say what was deleted for good, or would be, and who was busy; return the exit code."""
-    much = f"{terminal.counted(len(rows), noun)}, {pruned['bytes']:,} bytes"
+    much = f"{terminal.pluralize(len(rows), noun)}, {pruned['bytes']:,} bytes"
     said = f"would delete {much}" if arguments.dry_run else f"deleted {much}"
-    say(arguments, pruned, f"{table(rows)}\n{said}" if rows else said)
+    print_result(arguments, pruned, f"{table(rows)}\n{said}" if rows else said)
     for why in pruned["busy"].values():
         print(f"orch: {terminal.safe(why)}", file=sys.stderr)
     return STILL_RUNNING if pruned["busy"] else 0
 
 
-def say(arguments: Namespace, data: Any, text: str) -> None:
+def print_result(arguments: Namespace, data: Any, text: str) -> None:
     """Print `text`, or with --json `data`."""
     if arguments.json:
-        print(dump(data))
+        print(to_json(data))
     elif text:
         print(text)
 

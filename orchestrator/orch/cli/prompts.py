@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from ..client.connection import clean
-from ..client.failure import Failure
+from ..client.connection import replace_invalid_utf8
+from ..client.failure import CommandError
 from ..render import terminal
 from ..render.prompts import template_data, template_row, template_table
 from . import command
-from .command import Verb
+from .command import Command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ def _prompts(arguments: Namespace) -> int:
     home = paths.home(os.environ)
     there = templates_for(config.load(Path.cwd(), os.environ).config, Path.cwd(), home)
     if arguments.name is None and arguments.var:
-        raise Failure("UsageError", "--var is for a template: name it; orch prompts lists them", 2)
+        raise CommandError("UsageError", "--var is for a template: name it; orch prompts lists them", 2)
     if arguments.name is None:
         from ..resources.prompt_templates import usable
 
         templates, faults = usable(there.all())
         rows = template_data(templates)
-        command.say(
+        command.print_result(
             arguments,
             rows,
             template_table(rows) if rows else f"no templates; put one into {home / 'prompts'}, as NAME.md",
@@ -49,17 +49,19 @@ def _prompts(arguments: Namespace) -> int:
         for each in faults:
             print(f"orch: {terminal.safe(each)}", file=sys.stderr)
         return 0
-    name = clean(arguments.name)
+    name = replace_invalid_utf8(arguments.name)
     found = there.find(name)
-    text = there.asked(name, clean(dict(arguments.var))).identity or "" if arguments.var else found.text
-    command.say(
-        arguments, template_row(found.name, found.variables, found.source) | {"text": text}, terminal.shown(text)
+    text = there.asked(name, replace_invalid_utf8(dict(arguments.var))).identity or "" if arguments.var else found.text
+    command.print_result(
+        arguments,
+        template_row(found.name, found.variables, found.source) | {"text": text},
+        terminal.safe_for_stdout(text),
     )
     return 0
 
 
 VERBS = {
-    "prompts": Verb(
+    "prompts": Command(
         "List templates of prompts, with their variables; or print one of them.",
         "orch prompts review --var language=Rust",
         _arguments,

@@ -29,7 +29,7 @@ def scratch() -> Iterator[Path]:
     made = [folder for folder in (home, *home.parents) if not folder.exists()]
     sweep_runs(home)
     with Presses(1), contextlib.ExitStack() as held:
-        folder = home / f"{paths.SCRATCH}{new_id()}"
+        folder = home / f"{paths.SCRATCH_PREFIX}{new_id()}"
         try:
             paths.private_dir(folder)
             with contextlib.suppress(StoreError):  # where none can be locked, none is removed by others

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from ..config import paths
-from .failure import Failure
+from .failure import CommandError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     OnEvent = Callable[[dict[str, Any]], None]
     OnSilence = Callable[[], None]
 
-__all__ = ["ENDED", "PROTOCOL", "Connection", "await_end", "clean", "daemon_status", "request"]
+__all__ = ["ENDED", "PROTOCOL", "Connection", "await_end", "daemon_status", "replace_invalid_utf8", "request"]
 
 PROTOCOL = 1
 """`orch_protocol.wire.frames.VERSION`, which importing would cost more than everything else here."""
@@ -46,7 +46,7 @@ def request(number: int, method: str, params: dict[str, Any]) -> bytes:
     asked = {"id": number, "method": method, "params": params, "version": PROTOCOL}
     line = json.dumps(asked)
     if "\\ud" in line:  # a character that takes two, or half of such a one
-        line = json.dumps(clean(asked))
+        line = json.dumps(replace_invalid_utf8(asked))
     return line.encode() + b"\n"
 
 
@@ -94,7 +94,7 @@ class Connection:
                 self._replace(error["message"])
                 replaced = True  # one that is started here and speaks otherwise would be started again and again
             else:
-                raise Failure(error["type"], error["message"], int(error["exit_code"]), error.get("outcome", ""))
+                raise CommandError(error["type"], error["message"], int(error["exit_code"]), error.get("outcome", ""))
 
     def close(self) -> None:
         """Hang up. Whatever was asked and not waited for goes on."""
@@ -128,14 +128,16 @@ class Connection:
             return None
         except OSError as error:  # such as a backlog full of others, when the daemon hangs
             connected.close()
-            raise Failure("OSError", f"cannot connect to {path}: {error.strerror or error}; see {self.log}") from error
+            raise CommandError(
+                "OSError", f"cannot connect to {path}: {error.strerror or error}; see {self.log}"
+            ) from error
         return connected
 
     def _connect(self) -> socket.socket:
         deadline = time.monotonic() + START_SECONDS
         while not self.dial():
             if self._start is None:
-                raise Failure(NOT_RUNNING, "no daemon is running: orch daemon start", 3)
+                raise CommandError(NOT_RUNNING, "no daemon is running: orch daemon start", 3)
             if time.monotonic() > deadline:
                 raise self._untaken()
             if not self._start(self._env, self.log, START_SECONDS):
@@ -143,8 +145,8 @@ class Connection:
         assert self._socket is not None
         return self._socket
 
-    def _untaken(self) -> Failure:
-        return Failure(NOT_RUNNING, f"no daemon took this request in {START_SECONDS:g} s: see {self.log}")
+    def _untaken(self) -> CommandError:
+        return CommandError(NOT_RUNNING, f"no daemon took this request in {START_SECONDS:g} s: see {self.log}")
 
     def _exchange(
         self,
@@ -156,7 +158,7 @@ class Connection:
         self._last += 1
         line = request(self._last, method, params)
         if len(line) > MAX_LINE:
-            raise Failure(
+            raise CommandError(
                 "MessageTooLargeError",
                 f"the request has {len(line)} bytes, the most is {MAX_LINE}: put the text into a file and name that",
                 2,
@@ -208,7 +210,7 @@ class Connection:
                 chunk = b""
             if not chunk:
                 self.close()
-                raise Failure(
+                raise CommandError(
                     GONE,
                     "the daemon ended before it answered; what agents finished is kept: orch list, then orch collect "
                     f"REF. Why it ended: {self.log}",
@@ -228,13 +230,13 @@ class Connection:
                 raise TimeoutError
             on_silence()
 
-    def _silent(self, connected: socket.socket) -> Failure:
+    def _silent(self, connected: socket.socket) -> CommandError:
         # Who listened is told by the kernel: a file may be gone, or name another by now.
         from .peer_credentials import peer_of
 
         pid, _ = peer_of(connected)
         self.close()
-        return Failure(
+        return CommandError(
             SILENT,
             f"the daemon, process {pid}, says nothing for {2 * PATIENCE:g} s: it hangs or was stopped; see "
             f"{self.log}. To end it and its agents' processes: kill -9 {pid}; the next command starts another",
@@ -244,7 +246,7 @@ class Connection:
         """Stop the daemon, which speaks another version, unless it is at work."""
         answer = self._exchange("daemon_stop", {"if_idle": True})
         if error := answer.get("error"):
-            raise Failure("VersionMismatchError", f"{mismatch}. It cannot be replaced now: {error['message']}", 2)
+            raise CommandError("VersionMismatchError", f"{mismatch}. It cannot be replaced now: {error['message']}", 2)
         self.close()
         await_end(answer["result"]["pid"])
         print("orch: the daemon spoke another version; starting one that matches", file=sys.stderr)
@@ -255,7 +257,7 @@ def daemon_status() -> dict[str, Any] | None:
     connection = Connection(start=None)
     try:
         status: dict[str, Any] = connection.call("daemon_status")
-    except Failure as failure:
+    except CommandError as failure:
         if failure.kind not in (NOT_RUNNING, GONE):
             raise
         return None
@@ -266,7 +268,7 @@ def daemon_status() -> dict[str, Any] | None:
 
 def await_end(pid: int) -> None:
     """Wait until the process `pid` is gone. Raises Failure after STOP_SECONDS."""
-    late = Failure(SILENT, f"the daemon is still there after {STOP_SECONDS:g} s: kill -9 {pid}")
+    late = CommandError(SILENT, f"the daemon is still there after {STOP_SECONDS:g} s: kill -9 {pid}")
     if not hasattr(os, "pidfd_open"):
         deadline = time.monotonic() + STOP_SECONDS
         while _is_there(pid):
@@ -299,7 +301,7 @@ def _is_there(pid: int) -> bool:
     return True
 
 
-def clean(value: Any) -> Any:
+def replace_invalid_utf8(value: Any) -> Any:
     """Return `value` with text from the command line that is not UTF-8 made so; JSON may hold half a character too."""
     if isinstance(value, str):
         if value.isascii():
@@ -311,7 +313,7 @@ def clean(value: Any) -> Any:
 
             return scrub(value)
     if isinstance(value, dict):
-        return {clean(key): clean(item) for key, item in value.items()}
+        return {replace_invalid_utf8(key): replace_invalid_utf8(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [clean(item) for item in value]
+        return [replace_invalid_utf8(item) for item in value]
     return value

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["STILL_RUNNING", "Failure", "explain"]
+__all__ = ["STILL_RUNNING", "CommandError", "describe_os_error"]
 
 STILL_RUNNING = 4
 """What it exits with when something stays for now, since somebody is at work."""
 
 
-class Failure(Exception):
+class CommandError(Exception):
     """What the daemon, or the way to it, says went wrong. `kind` is the error's class name, `outcome` how a query ended
     with it, where that has a name of its own."""
 
@@ -21,7 +21,7 @@ class Failure(Exception):
         self.outcome = outcome
 
 
-def explain(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """Return in a sentence what of our surroundings failed, and what to do."""
     why = error.strerror or str(error)
     if error.filename is not None:

@@ -21,7 +21,7 @@ from ..config import paths
 from ..config.config import load
 from ..processes.environment import clean_environment
 from ..processes.worker_logs import open_log
-from .failure import Failure
+from .failure import CommandError
 
 __all__ = ["run_daemon", "start_daemon"]
 
@@ -58,16 +58,18 @@ def start_daemon(env: Mapping[str, str], log: str, seconds: float) -> bool:
     if said is None:
         process.kill()
         process.wait()
-        raise Failure("DaemonSilent", f"the daemon was not up within {seconds:g} s and was ended: see {log}")
+        raise CommandError("DaemonSilent", f"the daemon was not up within {seconds:g} s and was ended: see {log}")
     if not said:
         code = process.wait()
         if code == ALREADY_RUNNING:
             return False
-        raise Failure("LaunchError", f"the daemon ended with {code} before it was up. The end of {log}:\n{_tail(log)}")
+        raise CommandError(
+            "LaunchError", f"the daemon ended with {code} before it was up. The end of {log}:\n{_tail(log)}"
+        )
     told = json.loads(said)
     if error := told.get("error"):
         process.wait()
-        raise Failure(error["type"], error["message"], int(error["exit_code"]))
+        raise CommandError(error["type"], error["message"], int(error["exit_code"]))
     process.returncode = 0  # it is not ours to wait for: it outlives us
     return True
 
@@ -108,7 +110,7 @@ def _open_log(log: str) -> int:
         os.fchmod(descriptor, 0o600)
     except OSError as error:
         message = f"the daemon's log {log} cannot be written: {error.strerror}. Make it so, or set another ORCH_HOME"
-        raise Failure("StoreError", message) from error
+        raise CommandError("StoreError", message) from error
     return descriptor
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orch_protocol.agent.models import THINKING, Answers
+from orch_protocol.agent.models import THINKING, RecordModel
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import ConfigError, QueryTimeoutError
 from orch_protocol.resources.slash_commands import Effect
@@ -35,26 +35,26 @@ from ..render import prompts as prompt_rows
 from ..render import terminal
 from ..render.approvals import permission_lines
 from ..render.workspace import table
-from ..services.models.model_selection import told
-from .registry import Here, Said, command, flag, given, option, rest
+from ..services.models.model_selection import announced_model
+from .registry import CommandContext, CommandResult, command, flag, option, positional, remainder
 
 __all__ = ["COMMANDS", "LOOKING_COMMANDS"]
 
 
 GROUP: Final = "agents"
-AGENT: Final = given("id", "agent", required=True)
+AGENT: Final = positional("id", "agent", required=True)
 
 
 @command("agents", "agents and what they do, children below their parents", flag("all"), group=GROUP, aliases=("ps",))
-async def agents(here: Here) -> Said:
+async def agents(here: CommandContext) -> CommandResult:
     rows = await here.ask(LIST_AGENTS, all=here.get("all") is not None)
-    return Said(terminal.tree(rows), rows)
+    return CommandResult(terminal.agent_tree(rows), rows)
 
 
 @command(
     "spawn",
     "start an agent, below this one if it may have subagents; it is asked its task at once",
-    rest("task", required=True),
+    remainder("task", required=True),
     option("model", "model"),
     option("preset"),
     option("tools", "tools"),
@@ -62,7 +62,7 @@ async def agents(here: Here) -> Said:
     flag("idle"),
     group=GROUP,
 )
-async def spawn(here: Here) -> Said:
+async def spawn(here: CommandContext) -> CommandResult:
     tools = here.get("tools")
     asked: dict[str, Any] = {name: here.get(name) for name in ("task", "model", "preset", "name") if here.get(name)}
     if tools is not None:
@@ -76,7 +76,7 @@ async def spawn(here: Here) -> Said:
     if here.get("idle") is None:
         await here.ask(SUBMIT, ref=spawned["id"], prompt=here.said["task"])
         doing = f"is at work; /collect {spawned['seq']} takes its answer"
-    return Said(f"agent {spawned['seq']} ({spawned['id']}, {terminal.safe(spawned['name'])}) {doing}", spawned)
+    return CommandResult(f"agent {spawned['seq']} ({spawned['id']}, {terminal.safe(spawned['name'])}) {doing}", spawned)
 
 
 def _as_session(spec: AgentSpec) -> dict[str, Any]:
@@ -88,67 +88,67 @@ def _as_session(spec: AgentSpec) -> dict[str, Any]:
     return like
 
 
-@command("ask", "ask another agent and wait for its answer", AGENT, rest("prompt", required=True), group=GROUP)
-async def ask(here: Here) -> Said:
+@command("ask", "ask another agent and wait for its answer", AGENT, remainder("prompt", required=True), group=GROUP)
+async def ask(here: CommandContext) -> CommandResult:
     reply = await here.ask(QUERY, ref=here.said["id"], prompt=here.said["prompt"])
-    return Said(terminal.safe(reply["text"]), reply)
+    return CommandResult(terminal.safe(reply["text"]), reply)
 
 
 @command(
     "queue",
     "ask another agent without waiting; alone: what this one has not heard yet",
-    given("id", "agent"),
-    rest("prompt"),
+    positional("id", "agent"),
+    remainder("prompt"),
     group=GROUP,
 )
-async def queue(here: Here) -> Said:
+async def queue(here: CommandContext) -> CommandResult:
     id, prompt = here.get("id") or here.id, here.get("prompt")
     if prompt is not None:
         submitted = await here.ask(SUBMIT, ref=id, prompt=prompt)
-        return Said(f"asked; /collect {terminal.safe(id)} takes the answer", submitted)
+        return CommandResult(f"asked; /collect {terminal.safe(id)} takes the answer", submitted)
     shown = await here.ask(SHOW_QUEUE, ref=id)
-    lines = [f"{each['id']}  {terminal.line(each['text'])}" for each in shown["waiting"]]
-    return Said("\n".join(lines) or "nothing waits to be heard", shown)
+    lines = [f"{each['id']}  {terminal.truncate_line(each['text'])}" for each in shown["waiting"]]
+    return CommandResult("\n".join(lines) or "nothing waits to be heard", shown)
 
 
 @command("collect", "take the answer of an agent that was asked without waiting", AGENT, group=GROUP)
-async def collect(here: Here) -> Said:
+async def collect(here: CommandContext) -> CommandResult:
     try:
         reply = await here.ask(COLLECT, ref=here.said["id"], timeout=0.0)
     except QueryTimeoutError:
-        return Said("it is still at work", None)
-    return Said(terminal.safe(reply["text"]), reply)
+        return CommandResult("it is still at work", None)
+    return CommandResult(terminal.safe(reply["text"]), reply)
 
 
 @command("kill", "end an agent and everything below it; its transcript stays", AGENT, group=GROUP)
-async def kill(here: Here) -> Said:
+async def kill(here: CommandContext) -> CommandResult:
     killed = await here.ask(KILL, refs=[here.said["id"]])
-    return Said(f"ended: {', '.join(killed['ids'])}", killed)
+    return CommandResult(f"ended: {', '.join(killed['ids'])}", killed)
 
 
 @command("resume", "let an agent that was killed, or has failed, answer again", AGENT, group=GROUP)
-async def resume(here: Here) -> Said:
+async def resume(here: CommandContext) -> CommandResult:
     row = await here.ask(RESUME, ref=here.said["id"])
-    return Said(f"{row['id']} answers again", row)
+    return CommandResult(f"{row['id']} answers again", row)
 
 
 @command("switch", "talk to another agent from now on", AGENT, group=GROUP, aliases=("use",), moves=True)
-async def switch(here: Here) -> Said:
+async def switch(here: CommandContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.said["id"])
     told = f"talking to {terminal.safe(row['name'])} ({row['id']})"
-    return Said(told, row, Effect("switch", row["id"]))
+    return CommandResult(told, row, Effect("switch", row["id"]))
 
 
-@command("steer", "say something to an agent that works", AGENT, rest("text", required=True), group=GROUP)
-async def steer(here: Here) -> Said:
+@command("steer", "say something to an agent that works", AGENT, remainder("text", required=True), group=GROUP)
+async def steer(here: CommandContext) -> CommandResult:
     said = await here.ask(STEER, ref=here.said["id"], text=here.said["text"])
-    return Said("said", said)
+    return CommandResult("said", said)
 
 
-@command("cancel", "end what an agent does just now, this one unless named", given("id", "agent"), group=GROUP)
-async def cancel(here: Here) -> Said:
+@command("cancel", "end what an agent does just now, this one unless named", positional("id", "agent"), group=GROUP)
+async def cancel(here: CommandContext) -> CommandResult:
     row = await here.ask(CANCEL_TURN, ref=here.get("id") or here.id)
-    return Said("it ends its turn", row)
+    return CommandResult("it ends its turn", row)
 
 
 COMMANDS: Final = (agents, spawn, ask, queue, collect, kill, resume, switch, steer, cancel)
@@ -160,9 +160,9 @@ LOOKING_GROUP: Final = "agent"
 
 
 @command("status", "what the agent is, does, and has used", group=LOOKING_GROUP, aliases=("state",))
-async def status(here: Here) -> Said:
+async def status(here: CommandContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.id)
-    return Said(terminal.agent({"agent": row, "messages": []}), row)
+    return CommandResult(terminal.agent_page({"agent": row, "messages": []}), row)
 
 
 @command(
@@ -170,56 +170,56 @@ async def status(here: Here) -> Said:
     "how full the model's window is, and what the next request says besides the conversation",
     group=LOOKING_GROUP,
 )
-async def context(here: Here) -> Said:
+async def context(here: CommandContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.id)
     prompt = await here.ask(SHOW_PROMPT, ref=here.id)
     data = {"context_tokens": row["context_tokens"], "context_limit": row["context_limit"], "parts": prompt["parts"]}
-    return Said(f"{terminal.fullness(row)}\n\n{prompt_rows.table(prompt)}", data)
+    return CommandResult(f"{terminal.fullness(row)}\n\n{prompt_rows.table(prompt)}", data)
 
 
 @command("prompt", "what the next request says besides the conversation, part by part", group=LOOKING_GROUP)
-async def prompt(here: Here) -> Said:
+async def prompt(here: CommandContext) -> CommandResult:
     shown = await here.ask(SHOW_PROMPT, ref=here.id)
-    return Said(prompt_rows.page(shown), shown)
+    return CommandResult(prompt_rows.page(shown), shown)
 
 
 @command(
     "workspace",
     "what the agent has at hand, and from where; pin NAME, unpin NAME, drop NAME, or those first that are about TEXT",
-    given("what", "choice", "pin", "unpin", "drop", "about"),
-    rest("name"),
+    positional("what", "choice", "pin", "unpin", "drop", "about"),
+    remainder("name"),
     group=LOOKING_GROUP,
 )
-async def workspace(here: Here) -> Said:
+async def workspace(here: CommandContext) -> CommandResult:
     what, said = here.get("what"), here.get("name")
     if what is None or what == "about":
         shown = await here.ask(SHOW_WORKSPACE, ref=here.id, about=said)
         nothing = "nothing is at hand yet" if shown["enabled"] else "workspace.enabled lets agents keep track of it"
-        return Said(table(shown) or nothing, shown)
+        return CommandResult(table(shown) or nothing, shown)
     if not said:
         raise ConfigError(f"/workspace {what}: say the name of an object")
     change: dict[str, Any] = {what: [said]}
     arranged = await here.ask(CHANGE_WORKSPACE, ref=here.id, **change)
     done = {"pin": "pinned", "unpin": "unpinned", "drop": "dropped"}[what]
-    return Said(f"{done}: {', '.join(map(terminal.safe, arranged[done]))}", arranged)
+    return CommandResult(f"{done}: {', '.join(map(terminal.safe, arranged[done]))}", arranged)
 
 
 @command("tools", "the tools that the agent may use", group=LOOKING_GROUP)
-async def tools(here: Here) -> Said:
+async def tools(here: CommandContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.id)
     data = {"preset": row["preset"], "tools": row["tools"]}
-    return Said("\n".join(row["tools"]) or "no tools", data)
+    return CommandResult("\n".join(row["tools"]) or "no tools", data)
 
 
 @command(
     "narrow",
     "let the agent keep these of its tools only, for good",
-    rest("tools", "tools", required=True),
+    remainder("tools", "tools", required=True),
     group=LOOKING_GROUP,
 )
-async def narrow(here: Here) -> Said:
+async def narrow(here: CommandContext) -> CommandResult:
     row = await here.ask(REVOKE_TOOLS, ref=here.id, tools=here.said["tools"].replace(",", " ").split())
-    return Said(" ".join(row["tools"]), {"tools": row["tools"]})
+    return CommandResult(" ".join(row["tools"]), {"tools": row["tools"]})
 
 
 @command(
@@ -228,68 +228,68 @@ async def narrow(here: Here) -> Said:
     group=LOOKING_GROUP,
     aliases=("cost", "usage"),
 )
-async def spent(here: Here) -> Said:
+async def spent(here: CommandContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.id)
     shown = await here.ask(CHANGE_BUDGET)
     own = terminal.budget({"spent": row["spent"], "budget": row["budget"], "configured": row["budget"]})
     data = {"agent": {"spent": row["spent"], "budget": row["budget"]}, "all": shown}
-    return Said(f"this agent and its subagents:\n{own}\n\nall agents:\n{terminal.budget(shown)}", data)
+    return CommandResult(f"this agent and its subagents:\n{own}\n\nall agents:\n{terminal.budget(shown)}", data)
 
 
 @command(
     "permissions",
     "what was approved for later in the agent's folder; revoke ID takes it back",
-    given("what", "choice", "revoke"),
-    given("permission"),
+    positional("what", "choice", "revoke"),
+    positional("permission"),
     group=LOOKING_GROUP,
 )
-async def permissions(here: Here) -> Said:
+async def permissions(here: CommandContext) -> CommandResult:
     if here.get("what") is None:
         found = await here.ask(LIST_PERMISSIONS, folder=here.spec.cwd)
-        return Said(permission_lines(found) or "nothing was approved for later", found)
+        return CommandResult(permission_lines(found) or "nothing was approved for later", found)
     if (id := here.get("permission")) is None:
         raise ConfigError("/permissions revoke: say which one, by its id")
     revoked = await here.ask(REVOKE_PERMISSIONS, ids=[id])
-    return Said(f"revoked: {permission_lines(revoked)}", revoked)
+    return CommandResult(f"revoked: {permission_lines(revoked)}", revoked)
 
 
-def _thinks(here: Here) -> str:
+def _thinks(here: CommandContext) -> str:
     """Return how much the model is really told to think, "" where it is told nothing."""
-    return told(Answers(here.spec.backend, ""), wanted=False) or ""
+    return announced_model(RecordModel(here.spec.backend, ""), wanted=False) or ""
 
 
 @command(
     "model",
     "which model answers, and how much it thinks; with a name that one goes on with this conversation",
-    given("name", "model"),
+    positional("name", "model"),
     group=LOOKING_GROUP,
 )
-async def model(here: Here) -> Said:
+async def model(here: CommandContext) -> CommandResult:
     if (name := here.get("name")) is None:
         found = {"model": (await here.ask(SHOW_STATE, ref=here.id))["model"], "thinking": _thinks(here)}
-        return Said(" ".join(filter(None, map(terminal.safe, found.values()))), found)
+        return CommandResult(" ".join(filter(None, map(terminal.safe, found.values()))), found)
     changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "model", "model": name})
-    return Said(f"{terminal.safe(changed['model'])} goes on with this conversation", changed)
+    return CommandResult(f"{terminal.safe(changed['model'])} goes on with this conversation", changed)
 
 
 @command(
     "thinking",
     "how much the model is to think from here on: the level, or the next one that it has",
-    given("level", "choice", *THINKING),
+    positional("level", "choice", *THINKING),
     group=LOOKING_GROUP,
 )
-async def thinking(here: Here) -> Said:
+async def thinking(here: CommandContext) -> CommandResult:
     if (level := here.get("level")) is None:
-        return Said(_thinks(here) or "as the model does by itself", _thinks(here))
+        return CommandResult(_thinks(here) or "as the model does by itself", _thinks(here))
     changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "thinking", "level": level})
-    return Said(f"{terminal.safe(changed['model'])} thinks: {changed['thinking']}", changed)
+    return CommandResult(f"{terminal.safe(changed['model'])} thinks: {changed['thinking']}", changed)
 
 
 @command("models", "the models that can be asked here", group=LOOKING_GROUP, aliases=("provider",))
-async def models(here: Here) -> Said:
+async def models(here: CommandContext) -> CommandResult:
     reachable = await here.root.catalog_for(here.id).reachable(None)
     rows = [model_rows.data(row) for row in reachable]
-    return Said(model_rows.table(reachable), rows)
+    return CommandResult(model_rows.table(reachable), rows)
 
 
 LOOKING_COMMANDS: Final = (

@@ -11,33 +11,33 @@ from msgspec.structs import replace
 
 from orch_protocol.core.errors import OrchError
 from orch_protocol.resources.extensions import Manifest
-from orch_protocol.resources.slash_commands import CommandCatalog, CommandRow, Keybinding, TellCommands, Widget
+from orch_protocol.resources.slash_commands import CommandCatalog, CommandRow, Keybinding, ListCommands, Widget
 
 from ..resources.prompt_templates import PromptTemplate, usable
 from ..tree.journal import events
 from .builtin_commands import COMMANDS
 from .parse import NAME, read
-from .registry import Here, rest
+from .registry import CommandContext, remainder
 from .settings import templates_of
-from .user_actions import done
+from .user_actions import perform
 
-__all__ = ["TEMPLATE", "brought_to", "catalog_of", "catalog_with", "merged", "template_row"]
+__all__ = ["TEMPLATE", "catalog_of", "extension_catalog", "extension_only_catalog", "merge_catalogs", "template_row"]
 
 TEMPLATE: Final = "template"
 ASK_SECONDS: Final = 15.0
-VALUES: Final = (rest("values", "pair"),)
+VALUES: Final = (remainder("values", "pair"),)
 
 
-async def catalog_of(here: Here) -> CommandCatalog:
+async def catalog_of(here: CommandContext) -> CommandCatalog:
     """Return all that can be executed in the session. What cannot be looked at is left out, and said in `notes`."""
     notes: list[str] = []
     templates: list[PromptTemplate] = []
-    brought = await brought_to(here)
+    brought = await extension_catalog(here)
     try:
         templates, notes = usable(await here.root.disk.do(templates_of, here))
     except OrchError as error:
         notes.append(f"templates: {error}")
-    made = merged([template_row(each) for each in templates], replace(brought, notes=(*brought.notes, *notes)))
+    made = merge_catalogs([template_row(each) for each in templates], replace(brought, notes=(*brought.notes, *notes)))
     offers, id = here.root.offers, here.id
     if offers.digests.get(id, made.digest) != made.digest:
         here.root.handle(events.RecordCatalog(id, made.digest))
@@ -45,7 +45,7 @@ async def catalog_of(here: Here) -> CommandCatalog:
     return made
 
 
-async def brought_to(here: Here) -> CommandCatalog:
+async def extension_catalog(here: CommandContext) -> CommandCatalog:
     """Return what the agent's extensions bring: keys and widgets as they say themselves, commands as its process does.
 
     That is asked once, and started where some extension may bring commands and nobody has asked yet.
@@ -71,17 +71,17 @@ def widgets_of(manifests: Iterable[Manifest]) -> tuple[Widget, ...]:
     )
 
 
-def catalog_with(commands: CommandCatalog, manifests: Iterable[Manifest]) -> CommandCatalog:
+def extension_only_catalog(commands: CommandCatalog, manifests: Iterable[Manifest]) -> CommandCatalog:
     """Return the catalog of a session whose extensions bring `commands`, and say that of themselves."""
     manifests = list(manifests)
-    return merged([], replace(commands, keys=keys_of(manifests), widgets=widgets_of(manifests)))
+    return merge_catalogs([], replace(commands, keys=keys_of(manifests), widgets=widgets_of(manifests)))
 
 
-async def _asked(here: Here) -> CommandCatalog:
+async def _asked(here: CommandContext) -> CommandCatalog:
     known = here.root.offers.brought.get(here.id)
     if known is not None and (known[0] == here.node.incarnation or not here.node.running):
         return known[1]
-    did = await done(here.root, here.node, TellCommands(), ASK_SECONDS)
+    did = await perform(here.root, here.node, ListCommands(), ASK_SECONDS)
     said = did.catalog or CommandCatalog(())
     here.root.offers.brought[here.id] = (here.node.incarnation, said)
     return said
@@ -94,7 +94,7 @@ def template_row(template: PromptTemplate) -> CommandRow:
     return CommandRow(template.name, f"ask what {template.source} says", written, "templates", (), VALUES, TEMPLATE)
 
 
-def merged(templates: Iterable[CommandRow], brought: CommandCatalog) -> CommandCatalog:
+def merge_catalogs(templates: Iterable[CommandRow], brought: CommandCatalog) -> CommandCatalog:
     """Return the catalog with built-in commands first, then those that extensions `brought`, then `templates`.
 
     A name that is taken stays whose it is; who comes later is left out, and said so. So are keys.

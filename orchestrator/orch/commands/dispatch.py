@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.resources.slash_commands import CommandCatalog, Executed, RunCommand
 
-from ..client.failure import Failure
+from ..client.failure import CommandError
 from .builtin_commands import BY_NAME
 from .catalogs import TEMPLATE, catalog_of
 from .parse import Line, bind, find, read
-from .registry import Here, Said
-from .settings import filled, templates_of
-from .user_actions import done
+from .registry import CommandContext, CommandResult
+from .settings import fill_template, templates_of
+from .user_actions import perform
 
 if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
@@ -27,7 +27,7 @@ EXTENSION_SECONDS: Final = 600.0
 
 async def catalog(root: Supervisor, node: AgentRecord) -> CommandCatalog:
     """Return all that can be executed in the session of `node`."""
-    return await catalog_of(Here(root, node, {}, catalog_of))
+    return await catalog_of(CommandContext(root, node, {}, catalog_of))
 
 
 async def execute(root: Supervisor, node: AgentRecord, typed: str, *, shows: bool = False) -> Executed:
@@ -40,15 +40,15 @@ async def execute(root: Supervisor, node: AgentRecord, typed: str, *, shows: boo
         raise ConfigError(f"{line.text[:40]!r} is no command: one begins with a slash, and /help lists them")
     try:
         return (await _said(root, node, line, shows=shows)).as_of(line.name)
-    except Failure as failure:  # of a part that the command line has, too
+    except CommandError as failure:  # of a part that the command line has, too
         raise ConfigError(f"/{line.name}: {failure}") from failure
 
 
-async def _said(root: Supervisor, node: AgentRecord, line: Line, *, shows: bool) -> Said:
+async def _said(root: Supervisor, node: AgentRecord, line: Line, *, shows: bool) -> CommandResult:
     if not shows and (built_in := BY_NAME.get(line.name) or BY_NAME.get(line.name.lower())) is not None:
-        here = Here(root, node, bind(line.name, built_in.row.arguments, line.text), catalog_of)
+        here = CommandContext(root, node, bind(line.name, built_in.row.arguments, line.text), catalog_of)
         return await built_in.run(here)
-    here = Here(root, node, {}, catalog_of)
+    here = CommandContext(root, node, {}, catalog_of)
     there = await catalog_of(here)
     rows = {name: row for row in there.commands for name in (row.name, *row.aliases)}
     row = rows[find(line.name, rows)]
@@ -56,8 +56,8 @@ async def _said(root: Supervisor, node: AgentRecord, line: Line, *, shows: bool)
         raise ConfigError(f"/{row.name} is no widget's: those show what commands of extensions say")
     if row.source == TEMPLATE:
         known = {each.name: each for each in await root.disk.do(templates_of, here)}
-        return await filled(known[row.name], line.text)
+        return await fill_template(known[row.name], line.text)
     said = bind(row.name, row.arguments, line.text)
     typed = "" if shows else f"/{line.name} {line.text}".rstrip()
-    did = await done(root, node, RunCommand(row.name, said, typed), EXTENSION_SECONDS)
-    return Said(did.text, did.data, did.effect, did.is_error)
+    did = await perform(root, node, RunCommand(row.name, said, typed), EXTENSION_SECONDS)
+    return CommandResult(did.text, did.data, did.effect, did.is_error)

@@ -11,7 +11,7 @@ from orch_protocol.resources.slash_commands import CommandRow
 
 from ..render import terminal
 from .parse import find
-from .registry import Here, Said, command, given
+from .registry import CommandContext, CommandResult, command, positional
 
 __all__ = ["COMMANDS"]
 
@@ -20,16 +20,18 @@ HINT: Final = "A prompt that is to begin with a slash is written with two of the
 
 
 @command(
-    "help", "the commands there are, or how one is written", given("name", "command"), group="help", aliases=("?",)
+    "help", "the commands there are, or how one is written", positional("name", "command"), group="help", aliases=("?",)
 )
-async def help(here: Here) -> Said:
+async def help(here: CommandContext) -> CommandResult:
     there = await here.catalog()
     if (name := here.get("name")) is None:
-        text = "\n".join([_page(there.commands), HINT, *(f"note: {terminal.line(note, 200)}" for note in there.notes)])
-        return Said(text, msgspec.to_builtins(there))
+        text = "\n".join(
+            [_page(there.commands), HINT, *(f"note: {terminal.truncate_line(note, 200)}" for note in there.notes)]
+        )
+        return CommandResult(text, msgspec.to_builtins(there))
     rows = {name: row for row in there.commands for name in (row.name, *row.aliases)}
     row = rows[find(name.removeprefix("/"), rows)]
-    return Said(_page([row]), msgspec.to_builtins(row))
+    return CommandResult(_page([row]), msgspec.to_builtins(row))
 
 
 def _page(rows: Iterable[CommandRow]) -> str:
@@ -39,8 +41,8 @@ def _page(rows: Iterable[CommandRow]) -> str:
         also = f" (also {', '.join(f'/{alias}' for alias in row.aliases)})" if row.aliases else ""
         source = f" ({row.source})" if row.source.startswith("extension ") else ""
         key = f" [{row.key}]" if row.key else ""
-        said = f"{terminal.line(row.summary, 200)}{also}{source}{key}"
-        groups.setdefault(row.group, []).append((terminal.line(row.usage, 200), said))
+        said = f"{terminal.truncate_line(row.summary, 200)}{also}{source}{key}"
+        groups.setdefault(row.group, []).append((terminal.truncate_line(row.usage, 200), said))
     width = min(WIDTH, max((len(usage) for each in groups.values() for usage, _ in each), default=0))
     lines: list[str] = []
     for group, each in groups.items():

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
     from ..tree.agents.state import AgentRecord
 
-__all__ = ["Command", "Here", "Said", "command", "flag", "given", "option", "rest"]
+__all__ = ["Command", "CommandContext", "CommandResult", "command", "flag", "option", "positional", "remainder"]
 
 
-class Here:
+class CommandContext:
     """The session that a command is executed in: the agent `id`, and the root that serves it.
 
     `said` are the arguments by name, and `look_up` returns the catalog of the session. What a command asks of the root
@@ -36,7 +36,7 @@ class Here:
         root: Supervisor,
         node: AgentRecord,
         said: dict[str, str],
-        look_up: Callable[[Here], Awaitable[CommandCatalog]],
+        look_up: Callable[[CommandContext], Awaitable[CommandCatalog]],
     ) -> None:
         self.root = root
         self.node = node
@@ -73,7 +73,7 @@ class Here:
         return msgspec.to_builtins(await call(self.root, by, service, asked))
 
 
-class Said(Struct, frozen=True):
+class CommandResult(Struct, frozen=True):
     """What a command says: `text` for people, `data` for programs, and what is to be done."""
 
     text: str = ""
@@ -87,7 +87,7 @@ class Said(Struct, frozen=True):
         return Executed(name, scrub(self.text), data, self.effect, self.is_error)
 
 
-Run = Callable[[Here], Awaitable[Said]]
+Run = Callable[[CommandContext], Awaitable[CommandResult]]
 
 
 class Command(Struct, frozen=True):
@@ -109,12 +109,12 @@ def command(
     return make
 
 
-def given(name: str, kind: Kind = "text", *choices: str, required: bool = False) -> Argument:
+def positional(name: str, kind: Kind = "text", *choices: str, required: bool = False) -> Argument:
     """Return an argument that is one word."""
     return Argument(name, kind, required, choices=choices)
 
 
-def rest(name: str, kind: Kind = "text", *, required: bool = False) -> Argument:
+def remainder(name: str, kind: Kind = "text", *, required: bool = False) -> Argument:
     """Return an argument that is the remainder of the line."""
     return Argument(name, kind, required, rest=True)
 

@@ -20,34 +20,34 @@ from ..render import archives as archive_rows
 from ..render import audit as audit_rows
 from ..render import sessions as session_rows
 from ..render import terminal
-from ..sessions.audit import Audited, audit
-from .registry import Here, Said, command, flag, given, option, rest
+from ..sessions.audit import AuditRow, audit
+from .registry import CommandContext, CommandResult, command, flag, option, positional, remainder
 from .user_actions import use_tool
 
 __all__ = ["SESSIONS_COMMANDS", "TALKING_COMMANDS"]
 
 
 SESSIONS_GROUP: Final = "session"
-ENTRY: Final = given("entry", "entry", required=True)
+ENTRY: Final = positional("entry", "entry", required=True)
 TRACED: Final = 20
 
 
 @command("sessions", "conversations, the latest first", flag("all"), group=SESSIONS_GROUP)
-async def sessions(here: Here) -> Said:
+async def sessions(here: CommandContext) -> CommandResult:
     rows = session_rows.latest(await here.ask(LIST_AGENTS, all=here.get("all") is not None))
-    return Said(session_rows.table(rows), rows)
+    return CommandResult(session_rows.table(rows), rows)
 
 
 @command("tree", "everything that was said, branch by branch", flag("all"), group=SESSIONS_GROUP)
-async def tree(here: Here) -> Said:
+async def tree(here: CommandContext) -> CommandResult:
     shown = await here.ask(SHOW_SESSION, ref=here.id)
-    return Said("\n".join(session_rows.tree_lines(shown["entries"], every=here.get("all") is not None)), shown)
+    return CommandResult("\n".join(session_rows.tree_lines(shown["entries"], every=here.get("all") is not None)), shown)
 
 
 @command("session", "this session: its branches, labels, and what was said last", group=SESSIONS_GROUP)
-async def session(here: Here) -> Said:
+async def session(here: CommandContext) -> CommandResult:
     shown = await here.ask(SHOW_SESSION, ref=here.id, most=session_rows.LAST)
-    return Said(session_rows.page(shown), shown)
+    return CommandResult(session_rows.page(shown), shown)
 
 
 @command(
@@ -58,9 +58,9 @@ async def session(here: Here) -> Said:
     flag("summarise"),
     group=SESSIONS_GROUP,
 )
-async def checkout(here: Here) -> Said:
+async def checkout(here: CommandContext) -> CommandResult:
     changed = await _move(here, ask_anew=False)
-    return Said("the conversation goes on there", changed)
+    return CommandResult("the conversation goes on there", changed)
 
 
 @command(
@@ -71,13 +71,13 @@ async def checkout(here: Here) -> Said:
     flag("summarise"),
     group=SESSIONS_GROUP,
 )
-async def branch(here: Here) -> Said:
+async def branch(here: CommandContext) -> CommandResult:
     changed = await _move(here, ask_anew=True)
     asked = changed["text"]
-    return Said("the conversation goes on there", changed, Effect("edit", text=asked) if asked else None)
+    return CommandResult("the conversation goes on there", changed, Effect("edit", text=asked) if asked else None)
 
 
-async def _move(here: Here, *, ask_anew: bool) -> dict[str, Any]:
+async def _move(here: CommandContext, *, ask_anew: bool) -> dict[str, Any]:
     to = here.said["entry"]
     move = {"type": "move", "to": to, "summary": here.get("summary"), "summarise": here.get("summarise") is not None}
     changed: dict[str, Any] = await here.ask(CHANGE_SESSION, ref=here.id, change=move, ask_anew=ask_anew)
@@ -87,71 +87,74 @@ async def _move(here: Here, *, ask_anew: bool) -> dict[str, Any]:
 @command(
     "fork",
     "another agent with a copy of this conversation, to which you talk from now on",
-    given("entry", "entry"),
+    positional("entry", "entry"),
     option("name"),
     option("model", "model"),
     flag("stay"),
     group=SESSIONS_GROUP,
     moves=True,
 )
-async def fork(here: Here) -> Said:
+async def fork(here: CommandContext) -> CommandResult:
     entry, name, model = here.get("entry"), here.get("name"), here.get("model")
     forked = await here.ask(FORK_SESSION, ref=here.id, at=entry, name=name, model=model)
     effect = Effect("switch", forked["id"]) if here.get("stay") is None else None
-    return Said(f"agent {forked['seq']} ({forked['id']}) has a copy", forked, effect)
+    return CommandResult(f"agent {forked['seq']} ({forked['id']}) has a copy", forked, effect)
 
 
-@command("label", "name an entry, or take its name away", ENTRY, rest("label"), group=SESSIONS_GROUP)
-async def label(here: Here) -> Said:
+@command("label", "name an entry, or take its name away", ENTRY, remainder("label"), group=SESSIONS_GROUP)
+async def label(here: CommandContext) -> CommandResult:
     change = {"type": "label", "target": here.said["entry"], "label": here.get("label")}
     changed = await here.ask(CHANGE_SESSION, ref=here.id, change=change)
-    return Said("labelled" if here.get("label") else "it has no label any more", changed)
+    return CommandResult("labelled" if here.get("label") else "it has no label any more", changed)
 
 
-@command("title", "name this session, or take its name away", rest("title"), group=SESSIONS_GROUP)
-async def title(here: Here) -> Said:
+@command("title", "name this session, or take its name away", remainder("title"), group=SESSIONS_GROUP)
+async def title(here: CommandContext) -> CommandResult:
     changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "name", "name": here.get("title")})
-    return Said("named" if here.get("title") else "it has no name any more", changed)
+    return CommandResult("named" if here.get("title") else "it has no name any more", changed)
 
 
 @command(
-    "trace", "what happened last, as the chain of the session's file has it", given("n", "number"), group=SESSIONS_GROUP
+    "trace",
+    "what happened last, as the chain of the session's file has it",
+    positional("n", "number"),
+    group=SESSIONS_GROUP,
 )
-async def trace(here: Here) -> Said:
+async def trace(here: CommandContext) -> CommandResult:
     most = int(here.get("n") or TRACED)
     rows = await here.root.disk.do(_audited, Path(here.spec.folder) / NAME, most)
-    return Said(audit_rows.table(rows), msgspec.to_builtins(rows))
+    return CommandResult(audit_rows.table(rows), msgspec.to_builtins(rows))
 
 
-def _audited(file: Path, most: int) -> list[Audited]:
+def _audited(file: Path, most: int) -> list[AuditRow]:
     return list(deque(audit(file), maxlen=most))
 
 
 @command(
     "archive",
     "what this agent has archived; with an id, entries of one exactly as they were",
-    given("id", "archive"),
-    given("entries"),
+    positional("id", "archive"),
+    positional("entries"),
     group=SESSIONS_GROUP,
 )
-async def archive(here: Here) -> Said:
+async def archive(here: CommandContext) -> CommandResult:
     if (id := here.get("id")) is None:
         rows = await here.ask(LIST_ARCHIVES, ref=here.id)
-        return Said(archive_rows.table(rows) if rows else "nothing is archived", rows)
+        return CommandResult(archive_rows.table(rows) if rows else "nothing is archived", rows)
     first, last = archive_rows.entry_range(here.get("entries") or "1-")
     entries = archive_rows.numbered_entries(await here.ask(READ_ARCHIVE, id=id, first=first, last=last), id, first)
-    return Said(archive_rows.pages(entries), entries)
+    return CommandResult(archive_rows.pages(entries), entries)
 
 
 @command(
     "recall",
     "places in this agent's archives where something stands",
-    rest("query", required=True),
+    remainder("query", required=True),
     group=SESSIONS_GROUP,
 )
-async def recall(here: Here) -> Said:
+async def recall(here: CommandContext) -> CommandResult:
     hits = await here.ask(SEARCH_ARCHIVE, query=here.said["query"], ref=here.id)
-    return Said(archive_rows.search_hits(hits) if hits else "nothing in the archives resembles that", hits)
+    return CommandResult(archive_rows.search_hits(hits) if hits else "nothing in the archives resembles that", hits)
 
 
 SESSIONS_COMMANDS: Final = (
@@ -174,8 +177,8 @@ REVIEW: Final = (
 
 
 @command("quit", "leave", group=TALKING_GROUP, aliases=("exit", "q"))
-async def quit(here: Here) -> Said:  # noqa: ARG001
-    return Said(effect=Effect("quit"))
+async def quit(here: CommandContext) -> CommandResult:  # noqa: ARG001
+    return CommandResult(effect=Effect("quit"))
 
 
 @command(
@@ -184,25 +187,25 @@ async def quit(here: Here) -> Said:  # noqa: ARG001
     group=TALKING_GROUP,
     aliases=("clear", "reset"),
 )
-async def new(here: Here) -> Said:
+async def new(here: CommandContext) -> CommandResult:
     changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "move", "to": None})
     rows = await here.ask(LIST_AGENTS)
     below = [row["id"] for row in rows if row["parent_id"] == here.id]
     killed = (await here.ask(KILL, refs=below))["ids"] if below else []
     told = f"; ended {', '.join(killed)}" if killed else ""
-    return Said(f"the conversation begins anew{told}", changed | {"killed": killed})
+    return CommandResult(f"the conversation begins anew{told}", changed | {"killed": killed})
 
 
 @command(
     "compact",
     "let what was said first give way to a summary now; whoever writes it is told the instructions",
-    rest("instructions"),
+    remainder("instructions"),
     group=TALKING_GROUP,
     aliases=("flush",),
 )
-async def compact(here: Here) -> Said:
+async def compact(here: CommandContext) -> CommandResult:
     done = await here.ask(COMPACT_SESSION, ref=here.id, instructions=here.get("instructions") or "")
-    return Said(session_rows.compaction(done), done)
+    return CommandResult(session_rows.compaction(done), done)
 
 
 @command(
@@ -211,56 +214,59 @@ async def compact(here: Here) -> Said:
     "what its Python has bound is lost by that",
     flag("off"),
     flag("drop"),
-    rest("task"),
+    remainder("task"),
     group=TALKING_GROUP,
 )
-async def plan(here: Here) -> Said:
+async def plan(here: CommandContext) -> CommandResult:
     on, was, task = here.get("off") is None, here.spec.plan, here.get("task")
     process = here.root.workers.peer(here.id) if on != was and here.get("drop") is None else None
     if process and (names := await here.root.disk.do(namespace.bound, Path(here.spec.folder), process.since)):
         lost = f"its process would end, and with it what its Python bound last: {namespace.listed(names)}"
         how = "/plan --drop" if on else "/plan --off --drop"
-        return Said(f"{lost}. {how} goes on without that; what is under a handle is kept", is_error=True)
+        return CommandResult(f"{lost}. {how} goes on without that; what is under a handle is kept", is_error=True)
     row = await here.ask(SET_PLAN_MODE, ref=here.id, on=on)
     mode = "in plan mode" if on else "not in plan mode"
     told = f"it is {mode} already" if on == was else f"it is {mode} from now on"
-    return Said(told, row, Effect("ask", text=task) if task else None)
+    return CommandResult(told, row, Effect("ask", text=task) if task else None)
 
 
 @command(
-    "tasks", "what the agent means to do; clear: no more of it", given("what", "choice", "clear"), group=TALKING_GROUP
+    "tasks",
+    "what the agent means to do; clear: no more of it",
+    positional("what", "choice", "clear"),
+    group=TALKING_GROUP,
 )
-async def tasks(here: Here) -> Said:
+async def tasks(here: CommandContext) -> CommandResult:
     if here.get("what") == "clear":
         changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "tasks"})
-        return Said("no tasks any more", changed)
+        return CommandResult("no tasks any more", changed)
     shown = await here.ask(SHOW_AGENT, ref=here.id, messages=0)
-    return Said("\n".join(terminal.listed(shown["tasks"])) or "no tasks", shown["tasks"])
+    return CommandResult("\n".join(terminal.task_lines(shown["tasks"])) or "no tasks", shown["tasks"])
 
 
-@command("last", "the last result of a tool, or the last N, whole", given("n", "number"), group=TALKING_GROUP)
-async def last(here: Here) -> Said:
+@command("last", "the last result of a tool, or the last N, whole", positional("n", "number"), group=TALKING_GROUP)
+async def last(here: CommandContext) -> CommandResult:
     outputs = await _outputs(here, int(here.get("n") or 1))
     pages = [f"[{each['n']}] {each['tool']}{_failed(each)}\n{each['text']}" for each in outputs]
-    return Said("\n\n".join(pages) or "no tool has returned anything yet", outputs)
+    return CommandResult("\n\n".join(pages) or "no tool has returned anything yet", outputs)
 
 
 @command("outputs", "the last results of tools, each with its beginning", group=TALKING_GROUP)
-async def outputs(here: Here) -> Said:
+async def outputs(here: CommandContext) -> CommandResult:
     found = await _outputs(here, KEPT_OUTPUTS)
     rows = [
-        [str(each["n"]), each["tool"] + _failed(each), f"{len(each['text']):,}", terminal.line(each["text"])]
+        [str(each["n"]), each["tool"] + _failed(each), f"{len(each['text']):,}", terminal.truncate_line(each["text"])]
         for each in found
     ]
-    table = terminal.columns([["#", "TOOL", "CHARACTERS", ""], *rows], frozenset({0, 2}))
-    return Said(table if rows else "no tool has returned anything yet", found)
+    table = terminal.format_columns([["#", "TOOL", "CHARACTERS", ""], *rows], frozenset({0, 2}))
+    return CommandResult(table if rows else "no tool has returned anything yet", found)
 
 
 def _failed(output: dict[str, Any]) -> str:
     return ", an error" if output["is_error"] else ""
 
 
-async def _outputs(here: Here, most: int) -> list[dict[str, Any]]:
+async def _outputs(here: CommandContext, most: int) -> list[dict[str, Any]]:
     """Return the last results of tools, the latest last; the latest is number 1."""
     shown = await here.ask(SHOW_AGENT, ref=here.id, messages=LOOKED_AT)
     names: dict[str, str] = {}
@@ -278,46 +284,46 @@ async def _outputs(here: Here, most: int) -> list[dict[str, Any]]:
 
 
 @command("copy", "put the last answer on the clipboard", group=TALKING_GROUP)
-async def copy(here: Here) -> Said:
+async def copy(here: CommandContext) -> CommandResult:
     shown = await here.ask(SHOW_AGENT, ref=here.id, messages=0)
     if shown["reply"] is None:
         raise ConfigError("/copy: there is no answer yet")
     text = shown["reply"]["text"]
-    return Said(f"{len(text):,} characters", {"text": text}, Effect("copy", text=text))
+    return CommandResult(f"{len(text):,} characters", {"text": text}, Effect("copy", text=text))
 
 
-@command("paste", "take many lines as one prompt, up to a line /end", rest("text"), group=TALKING_GROUP)
-async def paste(here: Here) -> Said:
-    return Said(effect=Effect("paste", text=here.get("text") or ""))
+@command("paste", "take many lines as one prompt, up to a line /end", remainder("text"), group=TALKING_GROUP)
+async def paste(here: CommandContext) -> CommandResult:
+    return CommandResult(effect=Effect("paste", text=here.get("text") or ""))
 
 
 @command(
     "diff",
     "what has changed in the agent's folder since a commit, HEAD unless named",
-    given("ref"),
+    positional("ref"),
     group=TALKING_GROUP,
 )
-async def diff(here: Here) -> Said:
+async def diff(here: CommandContext) -> CommandResult:
     text = await _diff(here)
-    return Said(text or "no changes", {"diff": text})
+    return CommandResult(text or "no changes", {"diff": text})
 
 
 @command(
     "review",
     "let the agent review what has changed since a commit, HEAD unless named",
-    given("ref"),
+    positional("ref"),
     group=TALKING_GROUP,
 )
-async def review(here: Here) -> Said:
+async def review(here: CommandContext) -> CommandResult:
     text = await _diff(here)
     if not text:
-        return Said("no changes", {"diff": ""})
+        return CommandResult("no changes", {"diff": ""})
     cut = text[:MOST_REVIEWED]
     more = f"\n[{len(text) - len(cut):,} more characters]" if len(text) > len(cut) else ""
-    return Said("", {"diff": text}, Effect("ask", text=f"{REVIEW}\n\n```diff\n{cut}{more}\n```"))
+    return CommandResult("", {"diff": text}, Effect("ask", text=f"{REVIEW}\n\n```diff\n{cut}{more}\n```"))
 
 
-async def _diff(here: Here) -> str:
+async def _diff(here: CommandContext) -> str:
     ran = await use_tool(here, "git_diff", {"ref": here.get("ref") or "HEAD"})
     if ran.is_error:
         raise ConfigError(f"/diff: {ran.text}")

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orch_protocol.core.errors import AgentDiedError, OrchError, QueryTimeoutError
 from orch_protocol.core.ids import new_id
-from orch_protocol.resources.slash_commands import Deed, Did, Do, UseTool
+from orch_protocol.resources.slash_commands import Deed, RunUserTool, UserAction, UserActionResult
 from orch_protocol.services.sessions import CHANGE_SESSION
-from orch_protocol.wire.worker_messages import Nothing
+from orch_protocol.wire.worker_messages import EmptyBody
 from orch_worker.agent.user_actions import ENTRY, ran
 
-from ..services.agents.processes import answered, roused
+from ..services.agents.processes import request_worker, start_process
 from ..tree.agents.state import AgentRecord
 from .parse import SHELL
-from .registry import Here, Said, command, flag, rest
+from .registry import CommandContext, CommandResult, command, flag, remainder
 
 if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
 
-__all__ = ["COMMANDS", "done", "use_tool"]
+__all__ = ["COMMANDS", "perform", "use_tool"]
 
 GROUP: Final = "code"
 ENDED: Final = "[Your process ended before that was done; names in Python are gone.]"
@@ -29,39 +29,41 @@ GRACE_SECONDS: Final = 15.0
 """What a process may take beyond the deadline that its tools have."""
 
 
-async def done(root: Supervisor, node: AgentRecord, deed: Deed, seconds: float | None = None) -> Did:
+async def perform(root: Supervisor, node: AgentRecord, deed: Deed, seconds: float | None = None) -> UserActionResult:
     """Let the agent's process do `deed`, which is started for it if it had none, and return what came of it.
 
     When this is cancelled the deed ends. Raises AgentDiedError when that process does not live to tell,
     QueryTimeoutError, and what the deed raises.
     """
-    await roused(root, node)
+    await start_process(root, node)
     seconds = GRACE_SECONDS + (node.spec.limits.tool_seconds if seconds is None else seconds)
     id = new_id()
     try:
-        did: Did | None = await answered(root, node, "do", Do(deed, root.hooks.rows), id, "did", seconds)
+        did: UserActionResult | None = await request_worker(
+            root, node, "do", UserAction(deed, root.hooks.rows), id, "did", seconds
+        )
     except (asyncio.CancelledError, QueryTimeoutError):
         if (peer := root.workers.peer(node.spec.id)) is not None:
-            peer.send("drop", Nothing(), id)  # nobody waits for it any more
+            peer.send("drop", EmptyBody(), id)  # nobody waits for it any more
         raise
     if did is None:
         raise AgentDiedError(f"the process of agent {node.spec.name!r} ({node.spec.id}) ended before it was done")
     return did
 
 
-async def use_tool(here: Here, name: str, input: dict[str, Any]) -> Did:
+async def use_tool(here: CommandContext, name: str, input: dict[str, Any]) -> UserActionResult:
     """Let a tool that changes nothing run in the agent's process, and return what it says."""
-    return await done(here.root, here.node, UseTool(name, input, "", looks=True))
+    return await perform(here.root, here.node, RunUserTool(name, input, "", looks=True))
 
 
 @command(
     "py",
     "run Python in the agent's namespace; it is told of that, unless --quiet",
     flag("quiet"),
-    rest("code", "code", required=True),
+    remainder("code", "code", required=True),
     group=GROUP,
 )
-async def py(here: Here) -> Said:
+async def py(here: CommandContext) -> CommandResult:
     return await _run(here, "run_python", {"code": here.said["code"]}, f"/py {here.said['code']}")
 
 
@@ -69,22 +71,22 @@ async def py(here: Here) -> Said:
     SHELL,
     "run a shell command in the agent's folder and sandbox (also: !command); it is told of that, unless --quiet (!!)",
     flag("quiet"),
-    rest("command", "code", required=True),
+    remainder("command", "code", required=True),
     group=GROUP,
 )
-async def sh(here: Here) -> Said:
+async def sh(here: CommandContext) -> CommandResult:
     return await _run(here, "bash", {"command": here.said["command"]}, f"!{here.said['command']}")
 
 
-async def _run(here: Here, tool: str, input: dict[str, Any], line: str) -> Said:
+async def _run(here: CommandContext, tool: str, input: dict[str, Any], line: str) -> CommandResult:
     try:
-        did = await done(here.root, here.node, UseTool(tool, input, line, heard=here.get("quiet") is None))
+        did = await perform(here.root, here.node, RunUserTool(tool, input, line, heard=here.get("quiet") is None))
     except AgentDiedError:
         told = {"type": "inform", "custom_type": ENTRY, "text": f"{ran(line)}{ENDED}"}
         with suppress(OrchError):  # whoever asked is told in any case
             await here.ask(CHANGE_SESSION, ref=here.id, change=told)
         raise
-    return Said(did.text, {"text": did.text, "is_error": did.is_error}, is_error=did.is_error)
+    return CommandResult(did.text, {"text": did.text, "is_error": did.is_error}, is_error=did.is_error)
 
 
 COMMANDS: Final = (py, sh)

@@ -25,12 +25,23 @@ from orch_worker.system.files import bytes_of
 from . import paths
 from .archival_profiles import rules_of
 from .trust import is_trusted, project_file
-from .untrusted_config import ITS_USERS, RENAMED, fields_of, narrows
+from .untrusted_config import ITS_USERS, RENAMED, fields_of, is_restriction
 
 if TYPE_CHECKING:
-    from orch_worker.backends.models import Models
+    from orch_worker.backends.models import ModelCatalog
 
-__all__ = ["DEFAULT", "ROOT_WIDE", "Default", "Loaded", "check", "flat", "leaves", "load", "nested", "strange_tools"]
+__all__ = [
+    "DEFAULT",
+    "ROOT_WIDE",
+    "Default",
+    "Loaded",
+    "check",
+    "flat",
+    "leaves",
+    "load",
+    "nested",
+    "unknown_tool_notes",
+]
 
 DEFAULT: Final = "default"
 NO_MODEL: Final = (
@@ -72,7 +83,7 @@ class Default(Struct, frozen=True):
     says: str
 
     @classmethod
-    def of(cls, known: Models, keys: Container[str]) -> Default:
+    def of(cls, known: ModelCatalog, keys: Container[str]) -> Default:
         """Return the default for somebody who has `keys` (names of variables)."""
         model = known.default(keys)
         return cls(model, NO_MODEL if model is None else KEY_FOUND.format(model=model))
@@ -117,7 +128,7 @@ def load(
         content = _bytes_of(project)
         layer = _parse(project, content)
         if not is_trusted(cwd, content, home):
-            layer, ignored = narrowed(layer, _merged(layers))
+            layer, ignored = restrict_untrusted(layer, _merged(layers))
             if ignored:
                 notes.append(
                     f"{project} is not trusted, so it may only narrow; ignored {', '.join(ignored)}. "
@@ -128,9 +139,9 @@ def load(
     layers.append({key: _setting(key, value, f"override {key}") for key, value in (overrides or {}).items()})
     merged = _merged(layers)
     _check_names(merged, home)
-    notes += strange_tools({key: setting.value for key, setting in merged.items()}, merged)
+    notes += unknown_tool_notes({key: setting.value for key, setting in merged.items()}, merged)
     config = msgspec.convert(nested({key: setting.value for key, setting in merged.items()}), Config)
-    fits(config, {key: setting.source for key, setting in merged.items()})
+    check_combination(config, {key: setting.source for key, setting in merged.items()})
     return Loaded(config, {key: setting.source for key, setting in merged.items()}, tuple(notes))
 
 
@@ -145,11 +156,11 @@ def checked(config: Config) -> Config:
         found = msgspec.convert(msgspec.to_builtins(config, enc_hook=os.fspath), Config)
     except (msgspec.ValidationError, TypeError) as error:
         raise ConfigError(f"config does not fit: {_lower(str(error).replace('`$.', '`'))}") from error
-    fits(found)
+    check_combination(found)
     return found
 
 
-def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
+def check_combination(config: Config, sources: Mapping[str, str] | None = None) -> None:
     """Raise ConfigError where settings of `config` contradict each other; `sources` says where each is from."""
     from orch_worker.tools.dispatch.presets import PRESETS
 
@@ -181,9 +192,9 @@ def fits(config: Config, sources: Mapping[str, str] | None = None) -> None:
         raise ConfigError(f"{where}{error}") from error
 
 
-def narrowed(layer: Layer, below: Layer) -> tuple[Layer, list[str]]:
+def restrict_untrusted(layer: Layer, below: Layer) -> tuple[Layer, list[str]]:
     """Split `layer` into what makes `below` narrower and the keys, in order, of what would not."""
-    kept = {key: setting for key, setting in layer.items() if narrows(key, setting.value, _value(below, key))}
+    kept = {key: setting for key, setting in layer.items() if is_restriction(key, setting.value, _value(below, key))}
     return kept, [key for key in layer if key not in kept]
 
 
@@ -248,7 +259,7 @@ def _check_names(layer: Layer, home: Path) -> None:
             raise ConfigError(f"{found.source}: {key}: {_lower(str(error))}") from error
 
 
-def strange_tools(values: Mapping[str, Any], sources: Mapping[str, Setting] | None = None) -> list[str]:
+def unknown_tool_notes(values: Mapping[str, Any], sources: Mapping[str, Setting] | None = None) -> list[str]:
     """Return what is to be said of names in the policy and the sandbox that no built-in tool has, but nearly.
 
     They may be those of a program's own tools; a slip would leave the tool that was meant as it is. `values` are by

@@ -11,7 +11,7 @@ from orch_protocol.agent.config import parse_model
 from orch_protocol.agent.models import ModelRow
 from orch_protocol.agent.spec import BackendSpec
 from orch_worker.backends.local_servers import installed, locate
-from orch_worker.backends.models import Models
+from orch_worker.backends.models import ModelCatalog
 from orch_worker.backends.registry import PROVIDERS, complete
 from orch_worker.system.secrets import SEARCH_KEY, holds_secret, plain
 
@@ -27,7 +27,7 @@ class Catalog:
     """
 
     def __init__(
-        self, known: Models, env: Mapping[str, str], keys: Container[str], ceiling: float | None = None
+        self, known: ModelCatalog, env: Mapping[str, str], keys: Container[str], ceiling: float | None = None
     ) -> None:
         self._known = known
         self._ceiling = ceiling
@@ -75,7 +75,7 @@ def permits(patterns: Sequence[str] | None, model: str) -> bool:
     return patterns is None or any(fnmatchcase(model, pattern) for pattern in patterns)
 
 
-def listed(known: Models, keys: Container[str]) -> Iterator[ModelRow]:
+def listed(known: ModelCatalog, keys: Container[str]) -> Iterator[ModelRow]:
     """Yield every entry of `known`; a `*` behind a name stands for whatever else begins like that."""
     for provider in known.providers:
         for name in known.models.get(provider, {"": None}):
@@ -83,7 +83,7 @@ def listed(known: Models, keys: Container[str]) -> Iterator[ModelRow]:
             yield row if name and row.price_known else replace(row, model=row.model + ANY)
 
 
-def about(known: Models, provider: str, name: str, keys: Container[str]) -> ModelRow:
+def about(known: ModelCatalog, provider: str, name: str, keys: Container[str]) -> ModelRow:
     """Return what is known of one model. Raises ConfigError for an unknown provider."""
     model = known.look_up(provider, name)
     return ModelRow(
@@ -100,7 +100,7 @@ def about(known: Models, provider: str, name: str, keys: Container[str]) -> Mode
     )
 
 
-def keys_in(env: Mapping[str, str], known: Models) -> dict[str, str]:
+def keys_in(env: Mapping[str, str], known: ModelCatalog) -> dict[str, str]:
     """Return the secrets in `env` that the models `known` and web search use, for the birth pipes of workers.
 
     A header's variable that is no secret goes by the name that `plain` returns.

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "OWN_RUN",
-    "SCRATCH",
+    "SCRATCH_PREFIX",
+    "UNNAMED_RUN_PREFIX",
+    "check_private_folder",
     "control_socket",
+    "current_folder",
     "daemon_dir",
-    "here",
-    "hide",
     "home",
     "home_text",
     "is_in_use",
+    "link_socket",
     "orch_folders",
-    "own_folder",
     "path_of",
     "private_dir",
     "root_socket",
@@ -32,13 +32,13 @@ __all__ = [
     "runs_dir",
     "sessions_dir",
     "sessions_of",
-    "show_socket",
     "socket_path",
+    "write_gitignore",
 ]
 
-OWN_RUN = "run-"
+UNNAMED_RUN_PREFIX = "run-"
 """How the run of a program that named none begins; no other does."""
-SCRATCH = "scratch-"
+SCRATCH_PREFIX = "scratch-"
 """How the folder of a command begins that needs one for as long as it runs."""
 IGNORED = "/sessions/\n/runs/\n/daemon/\n"
 CONTROL = "control.sock"
@@ -53,7 +53,7 @@ def home_text(env: Mapping[str, str] | None = None) -> str:
     """
     env = os.environ if env is None else env
     if chosen := env.get("ORCH_HOME"):
-        return _told(os.path.abspath(os.path.expanduser(chosen)))
+        return _require_utf8(os.path.abspath(os.path.expanduser(chosen)))
     data = env.get("XDG_DATA_HOME", "")
     if not os.path.isabs(data):  # a relative one is to be ignored, says its specification
         mine = env.get("HOME") or os.path.expanduser("~")
@@ -62,7 +62,7 @@ def home_text(env: Mapping[str, str] | None = None) -> str:
 
             raise ConfigError("there is no home folder: HOME is not set, and the system knows none. Set ORCH_HOME")
         data = os.path.join(mine, ".local", "share")
-    return _told(os.path.join(data, "orch"))
+    return _require_utf8(os.path.join(data, "orch"))
 
 
 def home(env: Mapping[str, str] | None = None, chosen: str | os.PathLike[str] | None = None) -> Path:
@@ -72,10 +72,10 @@ def home(env: Mapping[str, str] | None = None, chosen: str | os.PathLike[str] | 
     """
     from pathlib import Path
 
-    return Path(home_text(env) if chosen is None else _told(os.path.abspath(os.path.expanduser(chosen))))
+    return Path(home_text(env) if chosen is None else _require_utf8(os.path.abspath(os.path.expanduser(chosen))))
 
 
-def here() -> Path:
+def current_folder() -> Path:
     """Return the folder that this program is in. Raises ConfigError when it is gone."""
     from pathlib import Path
 
@@ -102,7 +102,7 @@ def path_of(name: str, place: str | os.PathLike[str] | None) -> str | None:
     raise ConfigError(f"{name} is a path, as text or a Path, not {place!r}")
 
 
-def _told(path: str) -> str:
+def _require_utf8(path: str) -> str:
     """Return `path`, which other processes are to be told, and in messages that are UTF-8. Raises ConfigError."""
     try:
         path.encode()
@@ -188,7 +188,7 @@ def _home_of(env: Mapping[str, str]) -> str | None:
         return None  # this user has no home folder
 
 
-def hide(home: Path) -> None:
+def write_gitignore(home: Path) -> None:
     """Let neither Git nor agents that look through a folder come upon what orch itself keeps in `home`, below it."""
     try:
         with open(home / ".gitignore", "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
@@ -245,7 +245,7 @@ def socket_path(folder: Path | str, name: str, env: Mapping[str, str] | None = N
         bases.insert(0, os.path.join(runtime, "orch"))
     for base in bases:
         if _fits(path := os.path.join(base, short)):
-            own_folder(base)
+            check_private_folder(base)
             return path
     from orch_protocol.core.errors import StoreError
 
@@ -268,7 +268,7 @@ def control_socket(env: Mapping[str, str] | None = None) -> str:
     return socket_path(folder, CONTROL, env)
 
 
-def show_socket(folder: Path | str, path: str) -> None:
+def link_socket(folder: Path | str, path: str) -> None:
     """Let whoever looks for the control socket in `folder` find it at `path`.
 
     What a long path falls back to depends on the environment, and a command's may be another than the daemon's is.
@@ -309,7 +309,7 @@ def _is_ours(folder: str) -> bool:
         return False
 
 
-def own_folder(base: str) -> None:
+def check_private_folder(base: str) -> None:
     """Make sure that `base`, in a folder that is everybody's, is a real folder, ours, and closed to others.
 
     Raises StoreError when it is not.

@@ -16,10 +16,10 @@ from orch_protocol.core.policy import RANK
 from orch_protocol.core.prompts import TIERS
 from orch_protocol.core.sandbox import LEVELS, ToolLimits
 
-__all__ = ["ITS_USERS", "NARROWS", "fields_of", "narrows"]
+__all__ = ["ITS_USERS", "NARROWS", "fields_of", "is_restriction"]
 
 
-def narrows(key: str, new: Any, old: Any) -> bool:
+def is_restriction(key: str, new: Any, old: Any) -> bool:
     """Say whether `new` is at least as strict for the setting `key` as `old`, None where that is not set."""
     return NARROWS[key if key in NARROWS else key.rpartition(".")[0]](new, old)
 

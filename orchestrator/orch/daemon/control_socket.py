@@ -27,7 +27,7 @@ from orch_protocol.core.errors import (
     outcome_of,
 )
 from orch_protocol.core.text import scrub
-from orch_protocol.wire.control_socket import Request, Response
+from orch_protocol.wire.control_socket import ControlRequest, ControlResponse
 from orch_protocol.wire.frames import DECODE_ERRORS, VERSION
 
 from ..client.peer_credentials import AgentOf, agent_of_peer, peer_of
@@ -159,7 +159,7 @@ class ControlServer:
             log.warning("refused", pid=pid, why=str(error))
             return Client(pid, uid, refused=str(error))
 
-    def refusal(self, client: Client, request: Request | None = None, under_way: int = 0) -> OrchError | None:
+    def refusal(self, client: Client, request: ControlRequest | None = None, under_way: int = 0) -> OrchError | None:
         """Say why `client` may not ask, or `request` not be taken now."""
         if client.refused:
             return ProtocolError(client.refused)
@@ -174,10 +174,10 @@ class ControlServer:
             )
         return None
 
-    async def answer(self, request: Request, client: Client) -> Response:
+    async def answer(self, request: ControlRequest, client: Client) -> ControlResponse:
         """Return the response to `request`. No Exception gets out."""
         try:
-            return Response(request.id, await self._handler(request.method, request.params, client))
+            return ControlResponse(request.id, await self._handler(request.method, request.params, client))
         except OrchError as error:
             return _failed(request.id, error)
         except Exception as error:
@@ -194,7 +194,7 @@ class _Connection:
         self._server = server
         self._reading = asyncio.current_task()
         self._client = server.client_of(writer.get_extra_info("socket"))
-        self.tasks: dict[asyncio.Task[None], Request] = {}
+        self.tasks: dict[asyncio.Task[None], ControlRequest] = {}
 
     async def serve(self) -> None:
         """Answer lines until the client hangs up or the server ends; then drop the waits."""
@@ -241,7 +241,7 @@ class _Connection:
         self.tasks[task] = request
         task.add_done_callback(self.tasks.pop)
 
-    async def _run(self, request: Request) -> None:
+    async def _run(self, request: ControlRequest) -> None:
         client = msgspec.structs.replace(
             self._client, tell=partial(self._tell, request.id), credentials=request.credentials
         )
@@ -250,9 +250,9 @@ class _Connection:
     def _tell(self, id: int, event: Any) -> None:
         """Send an event; one that the client is too slow to read is left out."""
         if not self._writer.is_closing() and self._writer.transport.get_write_buffer_size() < MAX_UNREAD:
-            self._writer.write(_encode(Response(id, event=event)))
+            self._writer.write(_encode(ControlResponse(id, event=event)))
 
-    async def _send(self, response: Response) -> None:
+    async def _send(self, response: ControlResponse) -> None:
         """Write one line. That nobody reads it is no error."""
         try:
             self._writer.write(_encode(response))
@@ -280,7 +280,7 @@ class _Connection:
                 return line
 
 
-_decoder = msgspec.json.Decoder(Request)
+_decoder = msgspec.json.Decoder(ControlRequest)
 _encoder = msgspec.json.Encoder()
 
 
@@ -293,16 +293,16 @@ def _file(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _failed(id: int, error: Exception) -> Response:
+def _failed(id: int, error: Exception) -> ControlResponse:
     """Return `error` as a response. Its `exit_code` spares the client a table of classes."""
     info = error_info(error)
     code = error.exit_code if isinstance(error, OrchError) else OrchError.exit_code
     outcome = outcome_of(info)
     ended = {"outcome": outcome} if outcome != OrchError.outcome else {}
-    return Response(id, error={"type": info.type, "message": info.message, "exit_code": str(code)} | ended)
+    return ControlResponse(id, error={"type": info.type, "message": info.message, "exit_code": str(code)} | ended)
 
 
-def _encode(response: Response) -> bytes:
+def _encode(response: ControlResponse) -> bytes:
     try:
         return _encoder.encode(response) + b"\n"
     except UnicodeEncodeError:

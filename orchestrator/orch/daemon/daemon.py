@@ -28,14 +28,14 @@ from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
 from orch_protocol.core.sandbox import Level
 from orch_protocol.services.registry import SERVICES
-from orch_protocol.services.requests import LIST_AGENTS, AgentRow, List, QueryAgent
+from orch_protocol.services.requests import LIST_AGENTS, AgentRow, ListAgents, QueryAgent
 from orch_protocol.services.service import Empty
-from orch_protocol.wire.control_socket import ALREADY_RUNNING, Notice
+from orch_protocol.wire.control_socket import ALREADY_RUNNING, ControlNotice
 from orch_protocol.wire.frames import DECODE_ERRORS, VERSION
 from orch_protocol.wire.watch_events import WatchAgent
 from orch_worker.backends import models
 from orch_worker.process import worker_init
-from orch_worker.sandbox.probe import Offer, describe, machine
+from orch_worker.sandbox.probe import AvailableLevels, describe, machine
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.system.secrets import holds_secret
 
@@ -60,7 +60,7 @@ UNHEARD: Final = frozenset({"daemon_status", "ping"})
 log = logger("orch.daemon.daemon")
 
 
-async def _machine() -> Offer:
+async def _machine() -> AvailableLevels:
     """Return what this machine can keep tools from; it is tried once, beside what else there is to do."""
     return await asyncio.to_thread(machine)
 
@@ -128,7 +128,7 @@ class Daemon:
         holds: Callable[[], bool] = lambda: True,
         fault: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
-        offered: Callable[[], Awaitable[Offer]] = _machine,
+        offered: Callable[[], Awaitable[AvailableLevels]] = _machine,
         credentials: CallerCredentials | None = None,
     ) -> None:
         self._root = root
@@ -182,7 +182,7 @@ class Daemon:
         if self._credentials is None or client.agent_id is not None:
             yield
             return
-        with self._credentials.calling(client.credentials, method, lambda line: client.tell(Notice(line))):
+        with self._credentials.calling(client.credentials, method, lambda line: client.tell(ControlNotice(line))):
             if client.credentials:
                 self._root.credentials_offered()
             yield
@@ -237,7 +237,7 @@ class Daemon:
         self._stop.set()
 
     async def _agents(self) -> list[AgentRow]:
-        rows: list[AgentRow] = await self._call(self._root, USER, LIST_AGENTS, List())
+        rows: list[AgentRow] = await self._call(self._root, USER, LIST_AGENTS, ListAgents())
         return rows
 
     async def _busy(self) -> list[str]:
@@ -324,7 +324,7 @@ async def serve(
         stop_on_signals(daemon.stop)
         paths.write_variables(paths.daemon_dir(home), credentials.names)
         await server.start()
-        paths.show_socket(paths.daemon_dir(home), socket)
+        paths.link_socket(paths.daemon_dir(home), socket)
         log.info("serving", version=version(), home=str(home), pid=os.getpid())
         report(ready, pid=os.getpid())
         log.info("sandbox", level=config.sandbox.level, offered=describe(await _machine()))

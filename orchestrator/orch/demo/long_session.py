@@ -13,7 +13,7 @@ from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import Reply
 
 from ..api.sync import Subagent
-from ..replay.report import Terms
+from ..replay.report import ReplayPricing
 from .bug_hunt import Script
 from .chart import PLAIN_WITH, PLAIN_WITHOUT, WITH, WITHOUT, svg_chart, text_chart
 from .context_meter import Course, bill, course_of, read_session
@@ -56,7 +56,7 @@ def run_long_session(screen: Screen, agent: Subagent, script: Script, home: Path
             screen.quote(reply.text)
     recording = read_session(file)
     course = course_of(recording)
-    without, archived = bill(recording, home / "bill", Terms(items=0))
+    without, archived = bill(recording, home / "bill", ReplayPricing(items=0))
     session = Session(course, without, archived, _save(svg_chart(course.without, course.archived)))
     show_session(screen, session)
     return session

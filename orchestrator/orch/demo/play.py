@@ -26,7 +26,7 @@ from .bug_hunt import TASK, Script, copy_project, read_script
 from .long_session import run_long_session
 from .screen import REFRESH_SECONDS, Screen
 
-__all__ = ["Played", "Quotation", "best_line", "play", "quotations", "tree_lines"]
+__all__ = ["DemoResult", "Quotation", "best_line", "play", "quotations", "tree_lines"]
 
 OFFLINE: Final = "extractive:"
 LIVE_SECONDS: Final = 900.0
@@ -44,7 +44,7 @@ COMMON_WORDS: Final = frozenset({"the", "and", "was", "what", "which", "when", "
 NOTHING: Final = "nothing found"
 
 
-class Played(Struct, frozen=True):
+class DemoResult(Struct, frozen=True):
     """What the demo showed, for `--json`. Tokens are of all requests together."""
 
     steps: int
@@ -69,7 +69,7 @@ class Quotation(Struct, frozen=True):
     text: str
 
 
-def play(screen: Screen, home: Path, folder: Path, *, run: str, model: str | None, max_usd: float) -> Played:
+def play(screen: Screen, home: Path, folder: Path, *, run: str, model: str | None, max_usd: float) -> DemoResult:
     """Play the demo with agents in `folder`, and return what it showed.
 
     `home` is a folder for sessions and processes. `model` None plays the recorded script; otherwise that model works,
@@ -88,7 +88,7 @@ def play(screen: Screen, home: Path, folder: Path, *, run: str, model: str | Non
         killed, answer = _kill_and_ask_again(screen, agent, model)
         told = _three_subagents(screen, o, folder, model)
         course = session.course
-        return Played(
+        return DemoResult(
             steps=len(course.archived),
             tokens_without=course.sent_without,
             tokens_with=course.sent,
@@ -272,7 +272,7 @@ def tree_lines(agents: Sequence[tuple[str, bool, int | None, float, float]], *, 
         for number, (name, done, pid, seconds, usd) in enumerate(agents, 1)
     ]
     head = ["demo", "STATE", "PROCESS", "TIME", "COST"]
-    return terminal.columns([head, *rows], frozenset({2, 3, 4})).splitlines()
+    return terminal.format_columns([head, *rows], frozenset({2, 3, 4})).splitlines()
 
 
 def _headline(answer: str, model: str | None) -> str:

@@ -30,7 +30,7 @@ class Screen:
     def __init__(self, out: TextIO, *, width: int = 80, live: bool = False, color: bool = False) -> None:
         self.width = width
         self.live = live
-        self.draws = terminal.draws(out)
+        self.draws = terminal.supports_unicode(out)
         """Whether the output takes characters outside ASCII."""
         self._out, self._color = out, color
         self._replaceable = 0

@@ -24,7 +24,7 @@ from orch_worker.session.log.lock import FolderLock
 from orch_worker.system.secrets import SEARCH_KEY
 
 from ..client.connection import Connection
-from ..client.failure import Failure, explain
+from ..client.failure import CommandError, describe_os_error
 from ..config import config, paths
 from ..config.models import keys_in
 from ..config.version import DISTRIBUTION
@@ -140,7 +140,7 @@ def limits() -> Finding:
     ):
         # Whichever is less; what sets no limit, or is not there, is endless.
         soft = resource.getrlimit(getattr(resource, limit))[0] if hasattr(resource, limit) else resource.RLIM_INFINITY
-        bounds = [bound for bound in (soft, _of_group(cap)) if bound not in (None, resource.RLIM_INFINITY)]
+        bounds = [bound for bound in (soft, _cgroup_limit(cap)) if bound not in (None, resource.RLIM_INFINITY)]
         unit = "B" if what == "memory" else ""
         said.append(f"{what}: {terminal.count(min(bounds)) + unit if bounds else 'no limit'}")
         tight |= bool(bounds) and min(bounds) < least
@@ -222,8 +222,8 @@ def daemon() -> Finding:
 def leftovers() -> Finding:
     """No process was left behind by a program that ended badly, and no run that nobody named: those with a name are
     there to be opened again."""
-    dead = [folder for folder in unnamed_runs(paths.home()) if _ownerless(folder)]
-    alive = [str(pid) for folder, pids in _at_work().items() if _ownerless(folder) for pid in pids]
+    dead = [folder for folder in unnamed_runs(paths.home()) if _has_no_root(folder)]
+    alive = [str(pid) for folder, pids in _run_processes().items() if _has_no_root(folder) for pid in pids]
     if alive:
         return Finding("fail", f"processes without their root: {' '.join(alive)}; orch doctor --clean ends them")
     if dead:
@@ -242,7 +242,7 @@ def clean_up() -> Finding:
     """Remove what is left behind, and say what that was."""
     swept = sweep_runs(paths.home())
     ended = sum(count for _, count in swept)
-    for folder in _at_work():
+    for folder in _run_processes():
         with contextlib.suppress(LockedError):  # its root is there
             lock = FolderLock.acquire(folder)
             ended += kill_orphans(folder)
@@ -253,7 +253,7 @@ def clean_up() -> Finding:
     return Finding("ok", "; ".join(said) or "nothing to remove")
 
 
-def _at_work() -> dict[Path, list[int]]:
+def _run_processes() -> dict[Path, list[int]]:
     """Return the run folders of this home that have processes, with the pids; roots and this process are not listed."""
     found: dict[Path, list[int]] = {}
     runs = paths.runs_dir(paths.home()).glob("*")
@@ -272,10 +272,10 @@ def findings() -> dict[str, Finding]:
 def run_check(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
-    except (OrchError, Failure) as error:
+    except (OrchError, CommandError) as error:
         return Finding("fail", str(error))
     except OSError as error:
-        return Finding("fail", explain(error))
+        return Finding("fail", describe_os_error(error))
 
 
 def _requirements() -> list[str]:
@@ -292,7 +292,7 @@ def _existing(folder: Path) -> Path:
     return folder
 
 
-def _of_group(name: str) -> int | None:
+def _cgroup_limit(name: str) -> int | None:
     """Return what the control group `name` of this process allows, None where nothing is said."""
     try:
         path = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
@@ -313,7 +313,7 @@ def _try_lock(folder: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _ownerless(folder: Path) -> bool:
+def _has_no_root(folder: Path) -> bool:
     try:
         FolderLock.acquire(folder).release()
     except LockedError:

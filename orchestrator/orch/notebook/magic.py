@@ -166,7 +166,7 @@ class OrchMagics(Magics):
             self._run(said.text)
         elif line.choice is None and line.approve is None:
             rows = msgspec.json.decode(msgspec.json.encode(self._session.orchestrator.agents()))
-            print(terminal.tree(rows) if rows else "no agents yet: %orch PROMPT begins")
+            print(terminal.agent_tree(rows) if rows else "no agents yet: %orch PROMPT begins")
         if self._session.note:
             print(f"orch: {self._session.note}", file=sys.stderr)
             self._session.note = ""

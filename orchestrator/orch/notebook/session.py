@@ -21,7 +21,7 @@ from orch_protocol.core.messages import Reply
 from orch_protocol.services.requests import AgentRow
 from orch_protocol.wire.worker_messages import TurnEvent
 
-from ..api.arguments import Scripted
+from ..api.arguments import ScriptedBackendLike
 from ..api.sync import Orchestrator, Subagent
 from ..config import config as configuration
 from ..config import paths
@@ -47,7 +47,7 @@ class Choice(msgspec.Struct, frozen=True):
     preset: str | None = None
     tools: tuple[str, ...] | None = None
     max_cost: float | None = None
-    backend: Scripted | None = None
+    backend: ScriptedBackendLike | None = None
 
 
 Ask = Callable[[Question], Consent]
@@ -158,7 +158,7 @@ class NotebookSession:
             orchestrator.close()
 
     def _open(self, run: str | None) -> Orchestrator:
-        loaded = configuration.load(paths.here(), os.environ)
+        loaded = configuration.load(paths.current_folder(), os.environ)
         policy = loaded.config.policy
         if not policy.approval_mode:  # a person is there to be asked, as at a terminal
             policy = replace(policy, approval_mode="ask")

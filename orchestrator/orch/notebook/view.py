@@ -16,7 +16,7 @@ from orch_protocol.wire.worker_messages import TurnEvent
 
 from ..chat.printing import turn_output
 from ..render import terminal
-from ..render.transcript import Transcript
+from ..render.transcript import TurnPrinter
 
 __all__ = ["Told", "TurnView", "View", "harmless", "used"]
 
@@ -147,7 +147,9 @@ class TurnView:
         done: list[str] = []
         for item in self._items:
             if isinstance(item, _Did):
-                done.append(f"- {MARKS[item.state]} {_span(item.name)} {_span(terminal.line(_what(item), SHORT))}")
+                done.append(
+                    f"- {MARKS[item.state]} {_span(item.name)} {_span(terminal.truncate_line(_what(item), SHORT))}"
+                )
                 continue
             if done:
                 yield "\n".join(done)
@@ -155,8 +157,8 @@ class TurnView:
             if isinstance(item, _Said):
                 yield harmless(item.text)
             else:
-                yield f"*{_plain(terminal.line(item.text, 2 * SHORT))}*"
-        done += [f"- {_span(terminal.line(child, SHORT))}" for child in self._children]
+                yield f"*{_plain(terminal.truncate_line(item.text, 2 * SHORT))}*"
+        done += [f"- {_span(terminal.truncate_line(child, SHORT))}" for child in self._children]
         if done:
             yield "\n".join(done)
         if not self._over:
@@ -165,12 +167,12 @@ class TurnView:
     def _lines(self) -> Iterator[str]:
         for item in self._items:
             if isinstance(item, _Did):
-                yield f"{MARKS[item.state]} {item.name} {terminal.line(_what(item), SHORT)}"
+                yield f"{MARKS[item.state]} {item.name} {terminal.truncate_line(_what(item), SHORT)}"
             elif isinstance(item, _Said):
                 yield item.text
             else:
-                yield f"[{terminal.line(item.text, 2 * SHORT)}]"
-        yield from (f"… {terminal.line(child, SHORT)}" for child in self._children)
+                yield f"[{terminal.truncate_line(item.text, 2 * SHORT)}]"
+        yield from (f"… {terminal.truncate_line(child, SHORT)}" for child in self._children)
         if not self._over:
             yield "…"
 
@@ -180,7 +182,7 @@ def used(reply: Reply) -> str:
     usage = reply.usage
     tokens = usage.input_tokens + usage.output_tokens
     cost = f", ${usage.cost_usd:.4f}" if usage.cost_usd else ""
-    return f"{terminal.counted(reply.tool_calls, 'tool call')}, {tokens:,} tokens{cost}"
+    return f"{terminal.pluralize(reply.tool_calls, 'tool call')}, {tokens:,} tokens{cost}"
 
 
 def harmless(text: str) -> str:
@@ -227,7 +229,7 @@ class Told:
 
     def __init__(self) -> None:
         self._output = turn_output()
-        self._turn = Transcript(self._output)
+        self._turn = TurnPrinter(self._output)
 
     def event(self, event: TurnEvent) -> None:
         """Print what happened."""
@@ -249,4 +251,4 @@ class Told:
     def _over(self, *notes: str) -> None:
         self._output.over()
         for each in filter(None, notes):
-            self._output.note(f"[{terminal.line(each, 200)}]")
+            self._output.note(f"[{terminal.truncate_line(each, 200)}]")

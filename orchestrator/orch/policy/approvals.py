@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.core.approval import Answered, AnswerQuestion, Consent, Permission, Question
+from orch_protocol.core.approval import AnswerQuestion, AnswerResult, Consent, Permission, Question
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.policy import EXIT_PLAN
 from orch_protocol.core.text import scrub
-from orch_worker.policy.policy_callback import Opinion
+from orch_worker.policy.policy_callback import PolicyCallback
 from orch_worker.system.threads import awaited, in_thread
 
 from .grants import Grant, GrantStore, covers, grant_of
@@ -61,7 +61,7 @@ class ApprovalBroker:
         approver: Approver | None = None,
         clock: Callable[[], float] = time.time,
         *,
-        opinion: Opinion | None = None,
+        opinion: PolicyCallback | None = None,
     ) -> None:
         self.opinion = opinion
         self._approver = approver
@@ -140,19 +140,19 @@ class ApprovalBroker:
         """Let `approver` answer for the agent `session` and those below it, in place of the one for all."""
         self._approvers[session] = approver
 
-    def answer(self, said: AnswerQuestion) -> Answered:
+    def answer(self, said: AnswerQuestion) -> AnswerResult:
         """Take a client's answer. The first one counts."""
         if said.id not in self._open:
-            return Answered(
+            return AnswerResult(
                 False, self._settled.get(said.id) or "there is no such question, or it was answered already"
             )
         if _is_nan(said.seconds):
-            return Answered(False, "its seconds are no number: say how long it holds, or leave them out")
+            return AnswerResult(False, "its seconds are no number: say how long it holds, or leave them out")
         if said.unasked:
             self._settle(said.id, Consent(False), NOBODY_TO_ASK)
         else:
             self._settle(said.id, Consent(said.allow, said.scope, said.pattern, said.seconds, said.reason), "")
-        return Answered(True)
+        return AnswerResult(True)
 
     def count_denied(self, query_ids: Iterable[str]) -> None:
         """Count a call that was denied because nobody could be asked, for each of the queries it was made for."""

@@ -19,11 +19,11 @@ from msgspec import Struct
 
 from orch_protocol.core.budget import (
     KINDS,
-    Amounts,
     Budget,
+    BudgetAmounts,
     BudgetChange,
-    Reserve,
-    Reserved,
+    BudgetReservationResult,
+    ReserveBudget,
     amounts_of,
     budget_in,
     limit_of,
@@ -53,7 +53,7 @@ from .budget_rules import (
 
 __all__ = ["BudgetLedger"]
 
-NOTHING: Final = Amounts()
+NOTHING: Final = BudgetAmounts()
 WITH_PROCESS: Final = frozenset({"AgentDiedError", "AgentGoneError"})
 """Errors by which a query ends whose process is gone, or about to be."""
 LIMITS: Final = tuple((kind, limit_of(kind)) for kind in KINDS)
@@ -62,17 +62,17 @@ LIMITS: Final = tuple((kind, limit_of(kind)) for kind in KINDS)
 class _Reservation(Struct, frozen=True):
     """What is put aside: for a turn, or (None) beside it, for the process that asked."""
 
-    amounts: Amounts
+    amounts: BudgetAmounts
     query_id: str | None
     incarnation: int
-    least: Amounts = NOTHING
+    least: BudgetAmounts = NOTHING
 
 
 class _TurnSpending(Struct, frozen=True):
     """What is counted of a turn under way: what it used, and how many holds of responses and of calls were settled."""
 
     query_id: str = ""
-    spent: Amounts = NOTHING
+    spent: BudgetAmounts = NOTHING
     responses: int = 0
     calls: int = 0
 
@@ -125,13 +125,13 @@ class BudgetLedger:
         bounded = {kind for budget in budgets for kind, limit in LIMITS if getattr(budget, limit) is not None}
         return tuple(kind for kind in KINDS if kind in bounded) if bounded else ()
 
-    def spent(self, owner: AgentRecord | None) -> Amounts:
+    def spent(self, owner: AgentRecord | None) -> BudgetAmounts:
         """Return all that the agent and those below it have used, None: all agents."""
         used = sum(map(self._unrecorded, self._at_work(owner)), amounts_of(self._recorded(owner)))
         worked = self._nodes.worked if owner is None else owner.worked
         return msgspec.structs.replace(used, seconds=worked.seconds(self._clock()), processes=self._processes(owner))
 
-    def reserve(self, id: str, want: Reserve) -> Reserved | None:
+    def reserve(self, id: str, want: ReserveBudget) -> BudgetReservationResult | None:
         """Put aside what the agent is about to use; None: not now, others hold what it needs.
 
         Raises BudgetExceededError when what it needs is not there.
@@ -159,7 +159,7 @@ class BudgetLedger:
             granted[kind] = amount
             if amount < most:
                 why = reduced_message(tightest, amount)
-        reserved = Reserved(new_id(), Amounts(**granted), why)
+        reserved = BudgetReservationResult(new_id(), BudgetAmounts(**granted), why)
         held = {each: hold for each, hold in self._holds.get(id, {}).items() if _is_held(node, hold)}
         self._forget()
         self._holds[id] = held | {reserved.id: _Reservation(reserved.amounts, query_id, node.incarnation, want.least)}
@@ -178,7 +178,7 @@ class BudgetLedger:
         """Let what was reserved not have been."""
         self._holds[id].pop(hold, None)
 
-    def settle(self, id: str, hold: str, used: Amounts) -> BudgetReleased | None:
+    def settle(self, id: str, hold: str, used: BudgetAmounts) -> BudgetReleased | None:
         """Let go what was put aside; what a turn used counts as used. Beside turns that is on record already.
 
         Returns what is to be on record.
@@ -307,7 +307,7 @@ class BudgetLedger:
     def _turn(self, id: str) -> _TurnSpending:
         return self._turns.get(id, NO_TURN)
 
-    def _unrecorded(self, node: AgentRecord) -> Amounts:
+    def _unrecorded(self, node: AgentRecord) -> BudgetAmounts:
         return self._turn(node.spec.id).spent if self._is_counted(node) else NOTHING
 
     def _lost(self, ended: QueryFinished) -> Usage | None:
@@ -338,7 +338,7 @@ class BudgetLedger:
         return (hold for hold in self._holds.get(node.spec.id, {}).values() if _is_held(node, hold))
 
 
-def _is_call(least: Amounts) -> bool:
+def _is_call(least: BudgetAmounts) -> bool:
     return bool(least.tool_calls or least.tool_seconds)
 
 

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from msgspec import Struct
 
 from orch_protocol.core.errors import BackendError, ConfigError, CredentialsError
-from orch_worker.backends.models import Models
+from orch_worker.backends.models import ModelCatalog
 from orch_worker.system.secrets import SEARCH_KEY
 
 from ..tree.agents.state import AgentRecord, TreeState
@@ -67,7 +67,7 @@ class VariableGroup(Struct, frozen=True):
         return {name: values[name] for name in (*self.secrets, self.address) if name and values.get(name)}
 
 
-def groups_of(known: Models) -> dict[str, VariableGroup]:
+def groups_of(known: ModelCatalog) -> dict[str, VariableGroup]:
     """Return the variables of each provider in the catalog `known`, and of web search."""
     found = {WEB_SEARCH: VariableGroup(WEB_SEARCH, (SEARCH_KEY,), (SEARCH_KEY,))}
     for name, about in known.providers.items():
@@ -205,7 +205,7 @@ class CallerCredentials:
 
     nodes: TreeState
 
-    def __init__(self, known: Models, salt: bytes, secrets: MutableSet[str] | None = None) -> None:
+    def __init__(self, known: ModelCatalog, salt: bytes, secrets: MutableSet[str] | None = None) -> None:
         self._known = known
         self._groups = groups_of(known)
         self._salt = salt

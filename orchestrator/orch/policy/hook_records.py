@@ -15,7 +15,7 @@ from orch_protocol.agent.config import HooksConfig
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.options import HookOptions
 from orch_protocol.hooks.stages import STAGES, HookRow, HooksSpec, HookTally
-from orch_worker.hooks.loader import Switches, read_switches
+from orch_worker.hooks.loader import DisabledHooks, read_switches
 from orch_worker.system.atomic_json import locked, write
 
 from ..config import paths
@@ -133,7 +133,7 @@ def set_enabled(home: Path, name: str, *, enabled: bool) -> bool:
         before = set(off)
         off = off - {name} if enabled else off | {name}
         if off != before:
-            write(switches_file(home), Switches(tuple(sorted(off))))
+            write(switches_file(home), DisabledHooks(tuple(sorted(off))))
         return off != before
 
 

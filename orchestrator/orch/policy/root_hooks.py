@@ -16,18 +16,28 @@ from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import ConfigError, StoreError
 from orch_protocol.hooks.events import Event
 from orch_protocol.hooks.patches import Abort, Approve, Block, Patch, sound
-from orch_protocol.hooks.stages import STAGES, HookRow, HookSaid, HooksSaid, HookTally, Kind, OnError, RunHook, RunHooks
+from orch_protocol.hooks.stages import (
+    STAGES,
+    HookReplies,
+    HookReply,
+    HookRow,
+    HookTally,
+    Kind,
+    OnError,
+    RunHook,
+    RunHooks,
+)
 from orch_protocol.services.service import Service
 from orch_protocol.wire.frames import DECODE_ERRORS
-from orch_worker.hooks.dispatch import Came, said_of, watched
-from orch_worker.hooks.hook import Hook, HookContext, Registry, make_hook
+from orch_worker.hooks.dispatch import HookCallResult, said_of, watched
+from orch_worker.hooks.hook import Hook, HookContext, HookRegistry, make_hook
 from orch_worker.hooks.invoke import Calling, awaited, in_thread
-from orch_worker.hooks.observers import Audience
-from orch_worker.hooks.runner import Tally
-from orch_worker.system.threads import Late, Threads
+from orch_worker.hooks.observers import NotificationQueue
+from orch_worker.hooks.runner import HookCounter
+from orch_worker.system.threads import DeadlineExceeded, ThreadPool
 from orch_worker.tools.api.root_client import CallRoot
 
-from ..config.notices import aside
+from ..config.notices import notice
 from .hook_records import record, sum_tallies
 
 __all__ = ["HookRegistrar", "RecordHooks", "ReportHook", "RootHooks"]
@@ -65,11 +75,11 @@ class RootHooks:
         self.home = home
         self._due: dict[str, HookTally] = {}
         self._recording: asyncio.TimerHandle | None = None
-        self._registry = Registry()
-        self._threads = Threads()
+        self._registry = HookRegistry()
+        self._threads = ThreadPool()
         self._contexts: dict[tuple[str, str], HookContext] = {}
         self._watching: set[asyncio.Task[None]] = set()
-        self._told = Audience(self._tell_of)
+        self._told = NotificationQueue(self._tell_of)
         self._events = 0
         self._do: RecordHooks = _at_once
 
@@ -112,7 +122,7 @@ class RootHooks:
         if due:
             do(_recorded, self.home, due)
 
-    async def run(self, asked: RunHooks, spec: AgentSpec, say: ReportHook, do: RecordHooks) -> HooksSaid:
+    async def run(self, asked: RunHooks, spec: AgentSpec, say: ReportHook, do: RecordHooks) -> HookReplies:
         """Call the hooks that the agent `spec` asks for, and return what they say. Raises nothing but CancelledError.
 
         For those that are async and only observe nobody waits: what they did is counted here, as in `ran`.
@@ -123,15 +133,15 @@ class RootHooks:
         rows = []
         for each in found:
             if isinstance(each, str):
-                rows.append(HookSaid(error=each))
+                rows.append(HookReply(error=each))
             elif not each[0].row.aside:
                 rows.append(_said(next(came)))
             elif each[0].waited:
                 rows.append(_said(await awaited(*each)))
             else:
                 self._begin(self._watch(*each, do))
-                rows.append(HookSaid())
-        return HooksSaid(tuple(rows))
+                rows.append(HookReply())
+        return HookReplies(tuple(rows))
 
     def ended(self, id: str) -> None:
         """The process of the agent `id` is gone: what hooks kept for it while it lived is forgotten."""
@@ -165,7 +175,7 @@ class RootHooks:
         for hook, event, context in (calling for calling in callings if calling[0].row.aside):
             self._begin(self._watch(hook, event, context, self._do))
         for (hook, event, _), each in came:
-            tally = Tally(hook.row)
+            tally = HookCounter(hook.row)
             tally.add(watched(hook.row.name, event.stage, each))
             self.ran((tally.take(),), self._do)
 
@@ -189,7 +199,7 @@ class RootHooks:
                 yield hook, event, self._context(hook, spec, say, event.turn)
 
     async def _watch(self, hook: Hook, event: Event, context: HookContext, do: RecordHooks) -> None:
-        tally = Tally(hook.row)
+        tally = HookCounter(hook.row)
         tally.add(watched(hook.row.name, event.stage, await awaited(hook, event, context)))
         self.ran((tally.take(),), do)
 
@@ -308,21 +318,21 @@ def _recorded(home: Path, ran: Iterable[HookTally]) -> None:
     try:
         record(home, ran)
     except StoreError as error:
-        aside(f"orch: what hooks did is not on record: {error}")
+        notice(f"orch: what hooks did is not on record: {error}")
 
 
-def _said(came: Came) -> HookSaid:
+def _said(came: HookCallResult) -> HookReply:
     """Return what came of a function, as data; whether its stage honours that is the agent's to say."""
     said, error, seconds = came
     if error is not None:
-        return HookSaid(error=said_of(error), late=isinstance(error, Late), seconds=seconds)
+        return HookReply(error=said_of(error), late=isinstance(error, DeadlineExceeded), seconds=seconds)
     if said is None:
-        return HookSaid(seconds=seconds)
+        return HookReply(seconds=seconds)
     if isinstance(said, (Abort, Block, Approve)):
-        return HookSaid(decision=sound(said), seconds=seconds)
+        return HookReply(decision=sound(said), seconds=seconds)
     if isinstance(said, (Patch, dict)):
         try:
-            return HookSaid(msgspec.Raw(msgspec.msgpack.encode(said)), seconds=seconds)
+            return HookReply(msgspec.Raw(msgspec.msgpack.encode(said)), seconds=seconds)
         except (TypeError, ValueError, OverflowError, RecursionError) as why:
-            return HookSaid(error=f"returned what cannot be sent: {why}", seconds=seconds)
-    return HookSaid(error=f"returned a {type(said).__name__}, which is no patch and no decision", seconds=seconds)
+            return HookReply(error=f"returned what cannot be sent: {why}", seconds=seconds)
+    return HookReply(error=f"returned a {type(said).__name__}, which is no patch and no decision", seconds=seconds)

@@ -13,7 +13,7 @@ from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.sandbox import BY_NAME_ONLY, COMMANDS, IN_WORKER, Level, SandboxConfig, SandboxSpec, ToolLimits
 
 if TYPE_CHECKING:
-    from orch_worker.sandbox.probe import Offer
+    from orch_worker.sandbox.probe import AvailableLevels
 
 __all__ = [
     "available_sandbox",
@@ -68,14 +68,14 @@ def stricter(one: SandboxSpec, other: SandboxSpec) -> SandboxSpec:
     )
 
 
-def check_required_levels(config: SandboxConfig, offer: Callable[[], Offer]) -> None:
+def check_required_levels(config: SandboxConfig, offer: Callable[[], AvailableLevels]) -> None:
     """Raise SandboxError when `config` requires a level that this machine does not have."""
     if config.require:
         _here((config.level, *config.presets.values(), *config.tools.values()), offer, require=True)
 
 
 def available_sandbox(
-    spec: SandboxSpec, tools: Iterable[str], offer: Callable[[], Offer], *, require: bool
+    spec: SandboxSpec, tools: Iterable[str], offer: Callable[[], AvailableLevels], *, require: bool
 ) -> tuple[SandboxSpec, str]:
     """Return `spec` at levels that this machine has, and what is to be said of that, "" for nothing.
 
@@ -112,7 +112,7 @@ def with_hidden_paths(
 
 
 def _here(
-    levels: Iterable[Level], offer: Callable[[], Offer], *, require: bool
+    levels: Iterable[Level], offer: Callable[[], AvailableLevels], *, require: bool
 ) -> tuple[dict[Level, Level], list[str]]:
     there = offer()
     have, less = {}, []

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from orch_protocol.agent.spec import Birth, Template
+from orch_protocol.agent.spec import Template, WorkerBirth
 
 __all__ = ["LaunchRequest", "Launcher", "WorkerProcess"]
 
@@ -25,7 +25,7 @@ class LaunchRequest(Struct, frozen=True):
     incarnation: int
     ident: bytes
     address: str
-    birth: Birth
+    birth: WorkerBirth
     template: Template
     log: str
     spool: str

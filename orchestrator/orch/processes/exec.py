@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from orch_protocol.agent.spec import Birth, Template
+from orch_protocol.agent.spec import Template, WorkerBirth
 from orch_protocol.core.errors import LaunchError
-from orch_protocol.wire.zygote_messages import Fork, encode, encode_birth
+from orch_protocol.wire.zygote_messages import ForkWorker, encode, encode_birth
 from orch_worker.sandbox.launcher_client import missing
 from orch_worker.system import linux
 
@@ -32,7 +32,7 @@ REPORT_SECONDS: Final = 0.5
 LOG_SECONDS: Final = 1.0
 
 
-def birth_pipe(birth: Birth) -> tuple[int, int]:
+def birth_pipe(birth: WorkerBirth) -> tuple[int, int]:
     """Return the ends of a new pipe that holds `birth`: the worker's to read, and ours, which is its lifeline.
 
     Closing the lifeline ends the worker that reads the other end, whatever it is doing; so does a byte. Raises
@@ -247,7 +247,7 @@ class ExecLauncher:
         return child
 
     def _start(self, request: LaunchRequest, reader: int) -> subprocess.Popen[bytes]:
-        fork = Fork(
+        fork = ForkWorker(
             0, request.agent_id, request.incarnation, request.ident, request.address, request.log, request.spool
         )
         with open(open_log(Path(request.log)), "ab") as output:

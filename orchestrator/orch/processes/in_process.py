@@ -19,8 +19,8 @@ from orch_protocol.agent.spec import Template
 from orch_protocol.core.errors import LaunchError
 from orch_worker.agent.runtime import Runtime
 from orch_worker.sandbox.launcher_client import missing
-from orch_worker.transport.worker_endpoint import Host
-from orch_worker.transport.zmq_asyncio import Dealer
+from orch_worker.transport.worker_endpoint import WorkerEndpoint
+from orch_worker.transport.zmq_asyncio import DealerSocket
 
 from .base import LaunchRequest
 
@@ -37,7 +37,7 @@ class ThreadWorker:
         self._root_loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int | None] = self._root_loop.create_future()
         self._request = request
-        self._host: Host | None = None
+        self._host: WorkerEndpoint | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_code: int | None = None
         self._lock = threading.Lock()
@@ -78,8 +78,8 @@ class ThreadWorker:
 
     async def _serve(self) -> int:
         request = self._request
-        host = Host(
-            lambda on_data: Dealer(request.address, request.ident, on_data),
+        host = WorkerEndpoint(
+            lambda on_data: DealerSocket(request.address, request.ident, on_data),
             birth=request.birth,
             incarnation=request.incarnation,
             spool=Path(request.spool),

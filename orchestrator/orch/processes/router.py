@@ -20,10 +20,10 @@ import zmq
 from msgspec import Struct
 
 from orch_protocol.core.errors import ErrorInfo, ProtocolError
-from orch_protocol.wire.frames import VERSION, Channel
+from orch_protocol.wire.frames import VERSION, FrameChannel
 from orch_protocol.wire.worker_messages import Hello
 from orch_worker.transport.reliable_channel import ReliableChannel
-from orch_worker.transport.zmq_asyncio import MAX_FRAME, NOBLOCK, Drain
+from orch_worker.transport.zmq_asyncio import MAX_FRAME_BYTES, NOBLOCK, SocketReader
 
 __all__ = ["ConnectionTable", "Deliver", "Router", "Transport", "WorkerConnection"]
 
@@ -73,7 +73,7 @@ class ConnectionTable:
             self._transmit(ident, data)
 
         spool = self.spool / ident.decode()
-        courier = ReliableChannel(Channel(incarnation, spool), transmit)
+        courier = ReliableChannel(FrameChannel(incarnation, spool), transmit)
         peer = self._peers[ident] = WorkerConnection(agent_id, incarnation, ident, token, spool, courier)
         return peer
 
@@ -158,7 +158,7 @@ class Router:
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.ROUTER_HANDOVER, 0),
-            (zmq.MAXMSGSIZE, MAX_FRAME),
+            (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
             (zmq.HANDSHAKE_IVL, 1000),
             (zmq.LINGER, 1000),
         ):
@@ -167,7 +167,7 @@ class Router:
         socket.bind(self.address)
         self.peers = ConnectionTable(spool, self._send, deliver)
         self._uid = os.getuid()
-        self._drain = Drain(socket, self._receive, keep=False)
+        self._drain = SocketReader(socket, self._receive, keep=False)
 
     def close(self) -> None:
         """Let what was sent leave (at most 1 s), close the socket and remove its file."""

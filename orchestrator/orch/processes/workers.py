@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from orch_protocol.agent.spec import Birth
+from orch_protocol.agent.spec import WorkerBirth
 from orch_protocol.core.ids import new_id, new_token
-from orch_protocol.wire.worker_messages import Nothing
+from orch_protocol.wire.worker_messages import EmptyBody
 
 from ..tree.agents.state import AgentRecord, TreeState
 from ..tree.rules.exit_reasons import STUCK
@@ -85,7 +85,7 @@ class Workers:
         self._closed = True
         for id, (_, process) in self.processes.items():
             if self._nodes[id].status == "idle":
-                self._peers[id].send("stop", Nothing())
+                self._peers[id].send("stop", EmptyBody())
             else:
                 process.kill()
         for launching in self._launches.values():
@@ -118,7 +118,7 @@ class Workers:
             incarnation=incarnation,
             ident=ident,
             address=self.board.address,
-            birth=Birth(token, self._keys(id)),
+            birth=WorkerBirth(token, self._keys(id)),
             template=node.spec.template,
             log=str(self.log(id)),
             spool=str(peer.spool),
@@ -161,14 +161,14 @@ class Workers:
             if how != "stop" and (launching := self._launches.get(id)):
                 launching.cancel()
         elif how == "stop":
-            self._peers[id].send("stop", Nothing())
+            self._peers[id].send("stop", EmptyBody())
         else:
             self._killed.add(id)
             process.kill()
 
     def end(self, id: str, cause: str) -> None:
         """Kill the process of an agent, and remember why."""
-        self.blame(id, cause)
+        self.set_cause(id, cause)
         self.processes[id][1].kill()
 
     def end_stuck(self, id: str) -> None:
@@ -176,11 +176,11 @@ class Workers:
         incarnation, process = self.processes.get(id, (0, None))
         if process is not None and id not in self._stuck:
             self._stuck.add(id)
-            self.blame(id, STUCK)
+            self.set_cause(id, STUCK)
             process.terminate()
             asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self.signal, id, incarnation, "kill")
 
-    def blame(self, id: str, cause: str) -> None:
+    def set_cause(self, id: str, cause: str) -> None:
         """Remember why the process of an agent is about to end."""
         self._causes[id] = cause
 

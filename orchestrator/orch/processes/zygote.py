@@ -15,12 +15,12 @@ from orch_protocol.agent.spec import Template
 from orch_protocol.core.errors import LaunchError, UnsupportedPlatformError
 from orch_protocol.wire.frames import DECODE_ERRORS
 from orch_protocol.wire.zygote_messages import (
-    Booted,
-    BootFailed,
-    Exited,
-    Fork,
-    Forked,
     ForkFailed,
+    ForkWorker,
+    WorkerExited,
+    WorkerForked,
+    ZygoteFailed,
+    ZygoteReady,
     decode_report,
     encode,
 )
@@ -92,7 +92,7 @@ class ZygoteClient:
             self._req += 1
             req = self._req
             future: asyncio.Future[ChildProcess] = self._loop.create_future()
-            fork = Fork(
+            fork = ForkWorker(
                 req,
                 request.agent_id,
                 request.incarnation,
@@ -169,7 +169,7 @@ class ZygoteClient:
             self.fail(f"the {self._template} zygote spoke nonsense: {error}")
             return
         match report:
-            case Forked(req, pid) if req in self._waiting:
+            case WorkerForked(req, pid) if req in self._waiting:
                 future, lifeline, request = self._waiting.pop(req)
                 if not descriptors:
                     self._refuse(future, lifeline, "this process has no descriptor left (see `ulimit -n`)")
@@ -180,17 +180,17 @@ class ZygoteClient:
                     child.kill()
                 else:
                     future.set_result(child)
-            case Forked():
+            case WorkerForked():
                 for descriptor in descriptors:
                     os.close(descriptor)
-            case Exited(req, code) if req in self._alive:
+            case WorkerExited(req, code) if req in self._alive:
                 self._alive.pop(req).report(code)
             case ForkFailed(req, text) if req in self._waiting:
                 future, lifeline, _ = self._waiting.pop(req)
                 self._refuse(future, lifeline, f"no process for the worker: {text}")
-            case Booted():
+            case ZygoteReady():
                 self._booting.cancel()
-            case BootFailed(text):
+            case ZygoteFailed(text):
                 self.fail(f"the {self._template} zygote could not load its template:\n{text}")
 
     def bury(self) -> None:

@@ -29,17 +29,17 @@ from orch_protocol.session.entries import (
     TurnStart,
     UpgradeEntry,
 )
-from orch_worker.backends.offline.scripted import Request
+from orch_worker.backends.offline.scripted import RecordedRequest
 from orch_worker.conversation.framing import split_first_prompt
 from orch_worker.conversation.history import acceptable
 from orch_worker.conversation.turns import is_answered
 from orch_worker.session.session import Session, UnknownEntry
 
-from ..sessions.export import TELLING
-from ..sessions.formats.conversation import Found, Kept, Told, path_of
+from ..sessions.export import MESSAGE_ENTRIES
+from ..sessions.formats.conversation import ImportedSession, Kept, Told, path_of
 from ..tree.agents.agent_record import redacted_message
 
-__all__ = ["Retold", "differences", "plain", "source_of", "story_of", "with_requests"]
+__all__ = ["ReplayedSession", "differences", "plain", "recording_of", "source_of", "with_requests"]
 
 ENDS: Final = ("end_turn", "stop_sequence", "max_tokens", "refusal")
 """How a turn may have ended that can be told again: by the model's own doing."""
@@ -49,14 +49,14 @@ MOST_SAID: Final = 5
 Shortening: TypeAlias = CompactionEntry | ArchiveEntry | UpgradeEntry
 
 
-class Retold(NamedTuple):
+class ReplayedSession(NamedTuple):
     """A conversation as it goes now, in the form a story has it in; and the requests that a model would have got."""
 
     conversation: list[Any]
-    requests: list[Request]
+    requests: list[RecordedRequest]
 
 
-def story_of(found: Found, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[str, Any]:
+def recording_of(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[str, Any]:
     """Return the conversation on the path to its end as a story, all JSON data: what `agent` and `task` it was, its
     `history`, `turns` (`prompt` and `script` of each) and `conversation`; `taken_over` says that it is from elsewhere,
     and was never told a task.
@@ -81,7 +81,7 @@ def story_of(found: Found, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[
             if not turns or turns[-1][0].turn != entry.turn:
                 turns.append([])
             turns[-1].append(entry)
-        elif isinstance(entry, TELLING):
+        elif isinstance(entry, MESSAGE_ENTRIES):
             raise ConfigError(f"entry {entry.id} was said between turns by a program: that cannot be told again")
     if turns and (turns[-1][0].turn not in ended or not is_answered([turns[-1][-1].message])):
         turns.pop()  # it is not over
@@ -206,7 +206,7 @@ def _made(spec: AgentSpec) -> dict[str, Any]:
     return {name: data[name] for name in data if data[name] != plain_data[name] and name not in OWN}
 
 
-def with_requests(story: dict[str, Any], retold: Retold) -> dict[str, Any]:
+def with_requests(story: dict[str, Any], retold: ReplayedSession) -> dict[str, Any]:
     """Return `story` with the requests of `retold`, each as what is new in it. Raises ConfigError when the conversation
     went another way than on record: what did that cannot be told again.
     """
@@ -235,7 +235,7 @@ def with_requests(story: dict[str, Any], retold: Retold) -> dict[str, Any]:
     return story | {"systems": list(systems), "offers": list(offers.values()), "requests": requests}
 
 
-def differences(story: dict[str, Any], retold: Retold) -> list[str]:
+def differences(story: dict[str, Any], retold: ReplayedSession) -> list[str]:
     """Return what of `retold` is not as `story` (see `with_requests`) has it, in words; nothing when all is."""
     found = _different_talk(story, retold)
     if len(story["requests"]) != len(retold.requests):
@@ -253,7 +253,7 @@ def differences(story: dict[str, Any], retold: Retold) -> list[str]:
     return found
 
 
-def _different_talk(story: dict[str, Any], retold: Retold) -> list[str]:
+def _different_talk(story: dict[str, Any], retold: ReplayedSession) -> list[str]:
     return _apart("message", story["conversation"], retold.conversation)
 
 
@@ -262,7 +262,7 @@ def _apart(what: str, was: list[Any], now: list[Any]) -> list[str]:
     return [f"{what} {number}: {_diff(*pair)}" for number, pair in pairs if pair[0] != pair[1]][:MOST_SAID]
 
 
-def _offer(request: Request) -> list[Any]:
+def _offer(request: RecordedRequest) -> list[Any]:
     return _data([[each.name, each.description, each.input_schema] for each in request.tools])
 
 

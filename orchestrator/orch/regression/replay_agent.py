@@ -18,26 +18,26 @@ from msgspec.structs import replace
 from orch_protocol.agent.config import Config
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.approval import Question
-from orch_protocol.core.archives import Collapse, Upgrade
+from orch_protocol.core.archives import Collapse, RecordUpgrade
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, ToolUse
 from orch_protocol.resources.memory import MemorySpec, Note
 from orch_protocol.session.entries import MessageEntry
 from orch_worker.agent.runtime import Runtime
-from orch_worker.backends.offline.scripted import Request, ScriptedBackend
+from orch_worker.backends.offline.scripted import RecordedRequest, ScriptedBackend
 from orch_worker.memory.memory_file import FileMemory
 from orch_worker.tools.api.base import ToolOutput
-from orch_worker.tools.api.root_client import Root
+from orch_worker.tools.api.root_client import RootClient
 from orch_worker.transport.worker_endpoint import Make
 
 from ..api.orchestrator import AsyncOrchestrator
-from ..sessions.formats.conversation import Found
+from ..sessions.formats.conversation import ImportedSession
 from ..testing import FakeLauncher, fake_world
 from ..tree.journal import events
-from .generate_test import Retold, differences, plain, story_of, with_requests
+from .generate_test import ReplayedSession, differences, plain, recording_of, with_requests
 
-__all__ = ["retell", "told_again"]
+__all__ = ["replay_recording", "replay_session"]
 
 MANY: Final = 1 << 30
 MEMORY: Final = "notes"
@@ -48,36 +48,38 @@ REFUSED: Final = ("[Denied: ", "[The plan was not approved: ")
 """How the result of a call begins that was not let run."""
 
 
-def retell(story: dict[str, Any], home: Path, *, folder: Path | None = None, live: Iterable[str] = ()) -> Retold:
-    """Tell `story` (see `story_of`) again and return conversation and requests as they are now.
+def replay_recording(
+    story: dict[str, Any], home: Path, *, folder: Path | None = None, live: Iterable[str] = ()
+) -> ReplayedSession:
+    """Tell `story` (see `recording_of`) again and return conversation and requests as they are now.
 
     Tools return what is on record, but for those that `live` names: these run, in `folder`. Agents run on an event loop
     of this function's own and leave their files in `home`. Raises OrchError.
     """
-    return asyncio.run(_Stage(story, frozenset(live)).told(home, folder or home))
+    return asyncio.run(_ReplayWorld(story, frozenset(live)).told(home, folder or home))
 
 
-def told_again(found: Found, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[str, Any]:
+def replay_session(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] = ()) -> dict[str, Any]:
     """Return the conversation `found` of the agent `spec` as a story with its requests, as they are made now.
 
     `notes` are what its memory holds. Raises ConfigError when it cannot be told again as it was, twice, and where it
     differs.
     """
-    story = story_of(found, spec, notes)
+    story = recording_of(found, spec, notes)
     with TemporaryDirectory() as one, TemporaryDirectory() as other:
-        story = with_requests(story, retell(story, Path(one)))
-        if different := differences(story, retell(story, Path(other))):
+        story = with_requests(story, replay_recording(story, Path(one)))
+        if different := differences(story, replay_recording(story, Path(other))):
             raise ConfigError(f"told twice, it is not the same, and no test: {different[0]}")
     return story
 
 
-class _Stage:
+class _ReplayWorld:
     """Everything that is as it was: who the agent is, what it is asked, what it is answered."""
 
     def __init__(self, story: dict[str, Any], live: frozenset[str]) -> None:
         self._story = story
         self._live = live | OWN_STATE
-        self._requests: list[Request] = []
+        self._requests: list[RecordedRequest] = []
         self._due: list[dict[str, Any]] = list(story.get("shortened", ()))
         self._said: list[str] = []
         """Ids of the messages of turns so far, and how many entries there were when they were counted."""
@@ -91,8 +93,8 @@ class _Stage:
             for id, name, input in message.get("calls", ()):
                 self._asked.setdefault(_key(name, input), []).append(id)
 
-    async def told(self, home: Path, folder: Path) -> Retold:
-        """Tell the story; see `retell`."""
+    async def told(self, home: Path, folder: Path) -> ReplayedSession:
+        """Tell the story; see `replay_recording`."""
         launcher = FakeLauncher(self._make)
         async with AsyncOrchestrator(
             config=Config(), home=home, env={}, approve=self._approve, **fake_world(launcher)
@@ -103,7 +105,7 @@ class _Stage:
             for number, turn in enumerate(self._story["turns"]):
                 await asyncio.to_thread(self._note, home, number)
                 await agent.query(turn["prompt"])
-            return Retold(plain((await agent.show(MANY)).messages), self._requests)
+            return ReplayedSession(plain((await agent.show(MANY)).messages), self._requests)
 
     def _spec(self, id: str, home: Path, session: Path, folder: Path) -> AgentSpec:
         story = self._story
@@ -129,7 +131,7 @@ class _Stage:
 
     @property
     def _make(self) -> Make:
-        def make(spec: AgentSpec, keys: dict[str, str], root: Root, orch_folders: tuple[str, ...]) -> Runtime:
+        def make(spec: AgentSpec, keys: dict[str, str], root: RootClient, orch_folders: tuple[str, ...]) -> Runtime:
             runtime = Runtime(spec, keys, root, orch_folders)
             runtime.toolbox.answer = self._answer
             runtime._fresh = runtime._fresh and not self._story.get("taken_over")
@@ -150,7 +152,7 @@ class _Stage:
         while self._due and self._due[0]["after"] <= len(self._said):
             due = self._due.pop(0)
             if "upgrade" in due:
-                runtime.transcript.upgrade(msgspec.convert(due["upgrade"], Upgrade))
+                runtime.transcript.upgrade(msgspec.convert(due["upgrade"], RecordUpgrade))
             elif "holder" in due:
                 first, last = self._said[due["first"]], self._said[due["last"]]
                 part = due | {"first": first, "last": last, "spans": (), "sha256": ""}

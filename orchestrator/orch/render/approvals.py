@@ -12,7 +12,7 @@ __all__ = ["denied_note", "permission_lines"]
 
 def permission_lines(found: list[dict[str, Any]]) -> str:
     """Return what was approved for later, one a line."""
-    from .terminal import line
+    from .terminal import truncate_line
 
     lines = []
     for each in found:
@@ -20,7 +20,7 @@ def permission_lines(found: list[dict[str, Any]]) -> str:
         end = f"until {until}" if until else "for ever"
         if each["agent_id"]:
             end = f"for agent {each['agent_id']}, {end if until else 'while the daemon runs'}"
-        lines.append(f"{each['id']}  {line(each['tool'])}: {line(each['subject'])}{how}, {end}")
+        lines.append(f"{each['id']}  {truncate_line(each['tool'])}: {truncate_line(each['subject'])}{how}, {end}")
     return "\n".join(lines)
 
 

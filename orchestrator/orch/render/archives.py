@@ -19,11 +19,16 @@ def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
     cells = [
         [
             *(row["id"], row["kind"], row["owner"], terminal.age(row["created_at"], now)),
-            *(str(row["messages"]), str(row["turns"]), terminal.count(row["tokens"]), terminal.line(row["task"])),
+            *(
+                str(row["messages"]),
+                str(row["turns"]),
+                terminal.count(row["tokens"]),
+                terminal.truncate_line(row["task"]),
+            ),
         ]
         for row in rows
     ]
-    return terminal.columns([list(HEAD), *cells], RIGHT)
+    return terminal.format_columns([list(HEAD), *cells], RIGHT)
 
 
 def search_hits(hits: list[dict[str, Any]]) -> str:
@@ -33,8 +38,8 @@ def search_hits(hits: list[dict[str, Any]]) -> str:
 
 def _hit(hit: dict[str, Any]) -> str:
     likeness = "" if hit["exact"] else ", similar"
-    passage = "\n".join(f"  {line}" for line in terminal.shown(hit["text"]).splitlines())
-    return f"{hit['id']} entry {hit['entry']} ({terminal.line(hit['task'])}){likeness}\n{passage}"
+    passage = "\n".join(f"  {line}" for line in terminal.safe_for_stdout(hit["text"]).splitlines())
+    return f"{hit['id']} entry {hit['entry']} ({terminal.truncate_line(hit['task'])}){likeness}\n{passage}"
 
 
 def numbered_entries(messages: list[dict[str, Any]], id: str, first: int) -> list[dict[str, Any]]:

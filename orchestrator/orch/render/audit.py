@@ -6,7 +6,7 @@ from . import terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..sessions.audit import Audited
+    from ..sessions.audit import AuditRow
 
 __all__ = ["table"]
 
@@ -14,14 +14,22 @@ HEAD = ["LINE", "AT", "WHAT", "NAME", "TOKENS", "COST", "TEXT"]
 RIGHT = frozenset({0, 4, 5})
 
 
-def table(rows: list[Audited]) -> str:
+def table(rows: list[AuditRow]) -> str:
     """Return what happened as a table, one thing a line."""
-    return terminal.columns([HEAD, *map(_cells, rows)], RIGHT)
+    return terminal.format_columns([HEAD, *map(_cells, rows)], RIGHT)
 
 
-def _cells(row: Audited) -> list[str]:
+def _cells(row: AuditRow) -> list[str]:
     what = f"{row.what}, an error" if row.is_error else row.what
     cost = "" if not row.tokens or row.cost_usd is None else f"${row.cost_usd:.4f}"
     tokens = terminal.count(row.tokens) if row.tokens else ""
     at = row.at.partition(".")[0].replace("T", " ")
-    return [str(row.line), at, what, terminal.line(row.name, 24), tokens, cost, terminal.line(row.text)]
+    return [
+        str(row.line),
+        at,
+        what,
+        terminal.truncate_line(row.name, 24),
+        tokens,
+        cost,
+        terminal.truncate_line(row.text),
+    ]

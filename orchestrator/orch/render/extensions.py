@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..resources.extensions import Found
+from ..resources.extensions import FoundExtension
 from . import terminal
 
 __all__ = ["described", "page", "table"]
@@ -14,7 +14,7 @@ __all__ = ["described", "page", "table"]
 HEAD: Final = ["EXTENSION", "VERSION", "FROM", "ON", "MAY", "DESCRIPTION"]
 
 
-def described(found: Found) -> dict[str, Any]:
+def described(found: FoundExtension) -> dict[str, Any]:
     """Return what an extension says of itself, as JSON data; none of its code runs for that."""
     row: dict[str, Any] = {
         "name": found.name,
@@ -42,7 +42,7 @@ def described(found: Found) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return extensions as a table, one a line."""
-    return terminal.columns([HEAD, *map(_cells, rows)], frozenset())
+    return terminal.format_columns([HEAD, *map(_cells, rows)], frozenset())
 
 
 def page(row: dict[str, Any]) -> str:
@@ -69,4 +69,4 @@ def _cells(row: dict[str, Any]) -> list[str]:
     kinds = ("stages", "tools", "tiers", "commands", "skills", "prompts")
     parts = [f"{kind}: {', '.join(may[kind])}" for kind in kinds if may.get(kind)]
     said = [row["name"], row["version"], row["where"], "yes" if row["on"] else "no", "; ".join(parts)]
-    return [*(terminal.line(each, 48) for each in said), terminal.line(row["description"])]
+    return [*(terminal.truncate_line(each, 48) for each in said), terminal.truncate_line(row["description"])]

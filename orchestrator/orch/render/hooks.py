@@ -17,7 +17,7 @@ MOST_STAGES: Final = 3
 
 def table(found: Sequence[HookLine]) -> str:
     """Return hooks as a table, one a line."""
-    return terminal.columns([HEAD, *map(_cells, found)], RIGHT)
+    return terminal.format_columns([HEAD, *map(_cells, found)], RIGHT)
 
 
 def _cells(line: HookLine) -> list[str]:

@@ -17,8 +17,8 @@ HEAD = ("ID", "DAY", "BY", "NOTE")
 
 def table(notes: list[Note]) -> str:
     """Return notes as a table, one a line."""
-    rows = [[note.id, note.at[:10], author(note), terminal.line(note.text)] for note in notes]
-    return terminal.columns([list(HEAD), *rows], frozenset())
+    rows = [[note.id, note.at[:10], author(note), terminal.truncate_line(note.text)] for note in notes]
+    return terminal.format_columns([list(HEAD), *rows], frozenset())
 
 
 def author(note: Note) -> str:

@@ -19,7 +19,7 @@ RIGHT: Final = frozenset({1, 2, 3, 4})
 
 def table(rows: list[ModelRow]) -> str:
     """Return models as a table, one a line."""
-    return terminal.columns([HEAD, *map(_cells, rows)], RIGHT)
+    return terminal.format_columns([HEAD, *map(_cells, rows)], RIGHT)
 
 
 def data(row: ModelRow) -> dict[str, Any]:

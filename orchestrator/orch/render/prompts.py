@@ -23,8 +23,10 @@ def template_data(templates: list[PromptTemplate]) -> list[dict[str, Any]]:
 
 def template_table(rows: list[dict[str, Any]]) -> str:
     """Return templates as a table, one a line."""
-    cells = [[terminal.line(row["name"]), " ".join(row["variables"]), terminal.safe(row["source"])] for row in rows]
-    return terminal.columns([["NAME", "VARIABLES", "SOURCE"], *cells], frozenset())
+    cells = [
+        [terminal.truncate_line(row["name"]), " ".join(row["variables"]), terminal.safe(row["source"])] for row in rows
+    ]
+    return terminal.format_columns([["NAME", "VARIABLES", "SOURCE"], *cells], frozenset())
 
 
 def template_row(name: str, variables: tuple[str, ...], source: str) -> dict[str, Any]:
@@ -34,9 +36,9 @@ def template_row(name: str, variables: tuple[str, ...], source: str) -> dict[str
 def page(prompt: dict[str, Any]) -> str:
     """Return the prompt of an agent as a page: its parts in a table, what is to be said of them, then their texts."""
     parts = prompt["parts"]
-    notes = [f"note: {terminal.line(note, 200)}" for note in prompt["notes"]]
-    gone = [f"said no more: {', '.join(map(terminal.line, prompt['gone']))}"] if prompt["gone"] else []
-    texts = [f"\n== {terminal.line(part['name'])}\n{terminal.shown(part['text'])}" for part in parts]
+    notes = [f"note: {terminal.truncate_line(note, 200)}" for note in prompt["notes"]]
+    gone = [f"said no more: {', '.join(map(terminal.truncate_line, prompt['gone']))}"] if prompt["gone"] else []
+    texts = [f"\n== {terminal.truncate_line(part['name'])}\n{terminal.safe_for_stdout(part['text'])}" for part in parts]
     return "\n".join([table(prompt), *gone, *notes, *texts])
 
 
@@ -45,10 +47,10 @@ def table(prompt: dict[str, Any]) -> str:
     parts = prompt["parts"]
     rows = [_cells(part, asked=prompt["asked"]) for part in parts]
     total = ["", "", str(sum(part["tokens"] for part in parts)), "", "", "", ""]
-    return terminal.columns([HEAD, *rows, total], RIGHT)
+    return terminal.format_columns([HEAD, *rows, total], RIGHT)
 
 
 def _cells(part: dict[str, Any], *, asked: bool) -> list[str]:
     since = part["change"] or ("the same" if asked else "")
-    texts = [terminal.line(part[key], 40) for key in ("owner", "source")]
-    return [part["tier"], terminal.line(part["name"], 40), str(part["tokens"]), *texts, part["hash"], since]
+    texts = [terminal.truncate_line(part[key], 40) for key in ("owner", "source")]
+    return [part["tier"], terminal.truncate_line(part["name"], 40), str(part["tokens"]), *texts, part["hash"], since]

@@ -30,29 +30,29 @@ def table(rows: list[dict[str, Any]]) -> str:
     cells = [
         [
             *("-" if row.get("run") else str(row["seq"]), row["id"]),
-            *((terminal.line(row.get("run", ""), 24),) if runs else ()),
-            *(terminal.line(row["name"], 24), terminal.status(row)),
+            *((terminal.truncate_line(row.get("run", ""), 24),) if runs else ()),
+            *(terminal.truncate_line(row["name"], 24), terminal.status(row)),
             *(terminal.age(row["last_activity"] or row["created_at"]), str(row["queries"])),
-            terminal.line(row["title"] or row["task"]),
+            terminal.truncate_line(row["title"] or row["task"]),
         ]
         for row in rows
     ]
     head = [*HEAD[:2], *(("RUN",) if runs else ()), *HEAD[2:]]
-    return terminal.columns([head, *cells], frozenset(at + runs if at > 1 else at for at in RIGHT))
+    return terminal.format_columns([head, *cells], frozenset(at + runs if at > 1 else at for at in RIGHT))
 
 
 def page(shown: dict[str, Any], now: float | None = None) -> str:
     """Return a session as a page: what it is, its branches, and what was said last."""
     facts = {
-        "session": f"{shown['id']} ({terminal.line(shown['name'], 24)})",
-        "title": terminal.line(shown["title"]),
+        "session": f"{shown['id']} ({terminal.truncate_line(shown['name'], 24)})",
+        "title": terminal.truncate_line(shown["title"]),
         "folder": terminal.safe(shown["folder"]),
         "copy of": terminal.safe(shown["parent_session"] or ""),
         "model": terminal.safe(shown["model"]),
         "thinking": terminal.safe(shown["thinking"]),
         "entries": str(shown["count"]),
         "leaf": shown["leaf"] or "",
-        "labels": ", ".join(f"{terminal.line(label)} {id}" for id, label in shown["labels"].items()),
+        "labels": ", ".join(f"{terminal.truncate_line(label)} {id}" for id, label in shown["labels"].items()),
     }
     lines = [f"{name:9} {value}" for name, value in facts.items() if value]
     if len(shown["branches"]) > 1:
@@ -60,11 +60,11 @@ def page(shown: dict[str, Any], now: float | None = None) -> str:
             [
                 *("*" if branch["current"] else "", branch["id"] or "root", branch["from_id"] or ""),
                 *(str(branch["entries"]), terminal.age(branch["timestamp"], now) if branch["timestamp"] else ""),
-                terminal.line(branch["head"]),
+                terminal.truncate_line(branch["head"]),
             ]
             for branch in shown["branches"]
         ]
-        lines += ["", terminal.columns([list(BRANCHES), *rows], frozenset({3, 4}))]
+        lines += ["", terminal.format_columns([list(BRANCHES), *rows], frozenset({3, 4}))]
     if shown["entries"]:
         lines += ["", *map(_row, shown["entries"])]
     return "\n".join(lines)
@@ -103,13 +103,13 @@ def _below(rows: list[dict[str, Any]], depth: int) -> list[tuple[dict[str, Any],
 
 def _row(row: dict[str, Any]) -> str:
     who = row["role"] or row["type"]
-    label = f"  [{terminal.line(row['label'])}]" if row["label"] else ""
+    label = f"  [{terminal.truncate_line(row['label'])}]" if row["label"] else ""
     mark = "*" if row["on_path"] else " "
-    return f"{mark} {row['id']} {terminal.safe(who)}: {terminal.line(row['head'])}{label}".rstrip()
+    return f"{mark} {row['id']} {terminal.safe(who)}: {terminal.truncate_line(row['head'])}{label}".rstrip()
 
 
 def compaction(done: dict[str, Any]) -> str:
     """Return what a compaction did, as a line."""
     before, after = done["tokens_before"], done["tokens_after"]
-    gone = terminal.counted(done["messages"], "message")
+    gone = terminal.pluralize(done["messages"], "message")
     return f"{before:,} tokens are {after:,} now: {BY[done['writer']]} stands in place of {gone} ({done['entry']})"

@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
 __all__ = [
+    "activity_line",
     "age",
-    "agent",
-    "at_work",
+    "agent_page",
+    "agent_table",
+    "agent_tree",
     "budget",
-    "columns",
     "count",
-    "counted",
-    "draws",
-    "dump",
+    "format_columns",
     "fullness",
-    "line",
-    "listed",
     "message",
+    "pluralize",
     "safe",
-    "shown",
+    "safe_for_stdout",
     "status",
-    "table",
-    "tree",
+    "supports_unicode",
+    "task_lines",
+    "to_json",
+    "truncate_line",
 ]
 
 # What moves the cursor, colours, rings, or turns the direction of reading, but for tab and newline.
@@ -45,7 +45,7 @@ FULL = ((95, "nearly full"), (90, "high"), (75, "getting full"))
 """From which share of its model's window on a conversation is called what."""
 
 
-def dump(value: object) -> str:
+def to_json(value: object) -> str:
     """Return `value` as one line of JSON that every terminal and file can carry."""
     return json.dumps(value, separators=(",", ":"))
 
@@ -57,28 +57,28 @@ def safe(text: str) -> str:
     return re.sub(CONTROL, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def shown(text: str) -> str:
+def safe_for_stdout(text: str) -> str:
     """Return `text` as stdout should get it: made safe for a terminal, untouched for everything else."""
     return safe(text) if sys.stdout.isatty() else text
 
 
-def draws(out: TextIO) -> bool:
+def supports_unicode(out: TextIO) -> bool:
     """Say whether what is written to `out` may have the characters that tables and lists are drawn with."""
     return (out.encoding or "").lower().replace("-", "") == "utf8"
 
 
-def line(text: str, width: int = WIDTH) -> str:
+def truncate_line(text: str, width: int = WIDTH) -> str:
     """Return the head of `text` on one line."""
     flat = safe(" ".join(text.split()))
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
-def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
+def agent_table(rows: list[dict[str, Any]], now: float | None = None) -> str:
     """Return agents as a table, one a line."""
     return _agents([_cells(row, "", row["usage"], now) for row in rows])
 
 
-def tree(rows: list[dict[str, Any]], now: float | None = None) -> str:
+def agent_tree(rows: list[dict[str, Any]], now: float | None = None) -> str:
     """Return agents below their parents; tokens and cost are those of the whole branch."""
     known = {row["id"] for row in rows}
     children: dict[str | None, list[dict[str, Any]]] = {}
@@ -98,13 +98,13 @@ def tree(rows: list[dict[str, Any]], now: float | None = None) -> str:
     return _agents(cells)
 
 
-def agent(shown: dict[str, Any], now: float | None = None) -> str:
+def agent_page(shown: dict[str, Any], now: float | None = None) -> str:
     """Return one agent as a page: what it is, then the end of its conversation."""
     row = shown["agent"]
     facts = {
         "task": safe(row["task"]),
         "status": status(row) + (f": {safe(row['error'])}" if row.get("error") else ""),
-        "doing": line(row["pending"]) if row["pending"] else "",
+        "doing": truncate_line(row["pending"]) if row["pending"] else "",
         "plan mode": "until its plan is approved" if row.get("planning") else "",
         "model": safe(row["model"]),
         "credentials": safe(row.get("credentials", "")),
@@ -115,7 +115,7 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         "parent": row["parent_id"] or "",
         "age": age(row["created_at"], now),
         "context": fullness(row),
-        "compacted": counted(times, "time") if (times := shown.get("compactions")) else "",
+        "compacted": pluralize(times, "time") if (times := shown.get("compactions")) else "",
         "queries": str(row["queries"]),
         "usage": f"{_tokens(row['usage'])} tokens, {_cost(row['usage'])}",
         "with children": _branch(row),
@@ -133,42 +133,42 @@ def agent(shown: dict[str, Any], now: float | None = None) -> str:
         page += _archive(archive, shown["held"])
         page += ["\nwas asked:"] if shown["messages"] else []
     if tasks := shown.get("tasks"):
-        page += ["\ntasks:", *(f"  {each}" for each in listed(tasks))]
-    page += [f"\n{said['role']}:\n{_lines(said, line)}" for said in shown["messages"]]
+        page += ["\ntasks:", *(f"  {each}" for each in task_lines(tasks))]
+    page += [f"\n{said['role']}:\n{_lines(said, truncate_line)}" for said in shown["messages"]]
     return "\n".join(page)
 
 
-def listed(tasks: list[dict[str, Any]]) -> list[str]:
+def task_lines(tasks: list[dict[str, Any]]) -> list[str]:
     """Return tasks, one a line, with how far each is."""
     from orch_protocol.agent.plan import MARKS
 
-    return [f"{MARKS[each['status']]} {number}. {line(each['text'])}" for number, each in enumerate(tasks, 1)]
+    return [f"{MARKS[each['status']]} {number}. {truncate_line(each['text'])}" for number, each in enumerate(tasks, 1)]
 
 
 def _archive(archive: dict[str, Any], held: list[dict[str, Any]]) -> list[str]:
     """Return what a holder holds: how much, what stays of it in the conversation, and its first entries."""
     much = ", ".join(
         [
-            *(counted(archive["messages"], "message"), counted(archive["turns"], "turn")),
-            *([f"of {counted(len(archive['members']), 'archive')}"] if archive["members"] else []),
+            *(pluralize(archive["messages"], "message"), pluralize(archive["turns"], "turn")),
+            *([f"of {pluralize(len(archive['members']), 'archive')}"] if archive["members"] else []),
         ]
     )
     page = [f"\nholds (one {archive['kind']}: {much}; {archive['reason']}):"]
     page += [f"  {each}" for each in safe(archive["record"]).splitlines()]
-    page += [f"\nentry {number}, {said['role']}:\n{_lines(said, line)}" for number, said in enumerate(held, 1)]
+    page += [f"\nentry {number}, {said['role']}:\n{_lines(said, truncate_line)}" for number, said in enumerate(held, 1)]
     if (left := archive["messages"] - len(held)) > 0:
         page.append(f"\n{left} more: orch archive read {archive['id']} {len(held) + 1}-")
     return page
 
 
-def at_work(rows: list[dict[str, Any]], id: str, now: float | None = None) -> str:
+def activity_line(rows: list[dict[str, Any]], id: str, now: float | None = None) -> str:
     """Return on one line what the agent `id` and those below it do just now, and since when."""
     below, said = {id}, []
     for row in rows:  # parents come before their children
         if row["id"] in below or row["parent_id"] in below:
             below.add(row["id"])
             if row["pending"] is not None:
-                doing = line(row["activity"] or row["status"])
+                doing = truncate_line(row["activity"] or row["status"])
                 said.append(f"{safe(row['name'])}: {doing}, {age(row['last_activity'], now)}")
     return "; ".join(said)
 
@@ -196,7 +196,7 @@ def count(number: int) -> str:
     return str(number)
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Return `number` with `noun`, of which there may be one."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
@@ -222,12 +222,12 @@ def status(row: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any], lead: str, usage: dict[str, Any], now: float | None) -> list[str]:
-    doing = f"{row['status']}: {line(row['pending'])}" if row["pending"] else line(row["task"])
+    doing = f"{row['status']}: {truncate_line(row['pending'])}" if row["pending"] else truncate_line(row["task"])
     # A holder has no name but its id.
-    name = lead + (HOLDER if row.get("kind") == "holder" else line(row["name"], 24))
+    name = lead + (HOLDER if row.get("kind") == "holder" else truncate_line(row["name"], 24))
     return [
         # A number refers to an agent of the daemon's own run.
-        *("-" if row.get("run") else str(row["seq"]), row["id"], line(row.get("run", ""), 24)),
+        *("-" if row.get("run") else str(row["seq"]), row["id"], truncate_line(row.get("run", ""), 24)),
         *(name, status(row), age(row["created_at"], now)),
         *(context(row), _tokens(usage), _cost(usage), _share(row), doing),
     ]
@@ -238,10 +238,10 @@ def _agents(cells: list[list[str]]) -> str:
         return "no agents; start one: orch spawn TASK"
     shown = [at for at, name in enumerate(HEAD) if name not in OPTIONAL or any(each[at] for each in cells)]
     right = frozenset(place for place, at in enumerate(shown) if HEAD[at] in RIGHT)
-    return columns([[each[at] for at in shown] for each in [HEAD, *cells]], right)
+    return format_columns([[each[at] for at in shown] for each in [HEAD, *cells]], right)
 
 
-def columns(lines: list[list[str]], right: frozenset[int]) -> str:
+def format_columns(lines: list[list[str]], right: frozenset[int]) -> str:
     """Return `lines` of cells as columns; those whose numbers are in `right` end where the others begin."""
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -275,7 +275,7 @@ def budget(shown: dict[str, Any]) -> str:
         limit = limits.get(_limit(kind))
         anew = "" if limit == configured.get(_limit(kind)) else ", set anew while it is as configured"
         lines.append([kind, (_of(kind, spent, limit) if limit else _amount(kind, spent)) + anew])
-    return columns(lines, frozenset())
+    return format_columns(lines, frozenset())
 
 
 def _budget(row: dict[str, Any]) -> str:
@@ -315,7 +315,7 @@ def _amount(kind: str, amount: float) -> str:
 
 def message(said: dict[str, Any]) -> str:
     """Return all of a message, as stdout should get it."""
-    return _lines(said, str, shown)
+    return _lines(said, str, safe_for_stdout)
 
 
 def _lines(said: dict[str, Any], brief: Callable[[str], str], made: Callable[[str], str] = safe) -> str:

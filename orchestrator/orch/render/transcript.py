@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from . import terminal
-from .terminal import dump
+from .terminal import to_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
             """Show a line about what it does; nothing in it is what a terminal would obey."""
 
 
-__all__ = ["Transcript", "json_line"]
+__all__ = ["TurnPrinter", "json_line"]
 
 NATURAL = "end_turn"
 COMPACTED = 200
@@ -31,15 +31,15 @@ TASKS = ("task_create", "task_update")
 
 def json_line(event: dict[str, Any]) -> None:
     """Print an event as data, at once."""
-    print(dump(event), flush=True)
+    print(to_json(event), flush=True)
 
 
-class Streams:
+class PlainOutput:
     """Shows a turn on stdout and stderr."""
 
     def text(self, text: str) -> None:
         """Show a piece of what the agent says."""
-        sys.stdout.write(terminal.shown(text))
+        sys.stdout.write(terminal.safe_for_stdout(text))
         sys.stdout.flush()
 
     def note(self, text: str, style: str = "") -> None:  # noqa: ARG002
@@ -50,14 +50,14 @@ class Streams:
         """Nothing is held back."""
 
 
-class Transcript:
+class TurnPrinter:
     """Shows a turn to a person. Text that was lost on its way is made up for by what comes whole.
 
     `last` is the number of the last event before those that it is told of.
     """
 
     def __init__(self, output: Output | None = None, *, last: int = 0) -> None:
-        self._output: Output = output or Streams()
+        self._output: Output = output or PlainOutput()
         self._response = ""
         """What was shown of the response under way."""
         self._last = last
@@ -83,29 +83,31 @@ class Transcript:
             self._complete(text)
             self._steps = event.get("step", 0)
         elif kind == "tool_call":
-            self._note(f"-> {name} {terminal.line(text)}", "call")
+            self._note(f"-> {name} {terminal.truncate_line(text)}", "call")
         elif kind == "tool_result" and name in TASKS and not event.get("is_error"):
             self._note(f"<- {name}")
             for each in text.splitlines():
-                self._note(f"   {terminal.line(each)}", "task")
+                self._note(f"   {terminal.truncate_line(each)}", "task")
         elif kind == "tool_result":
             failed = bool(event.get("is_error"))
-            self._note(f"<- {name} {'error: ' if failed else ''}{terminal.line(text)}", "error" if failed else "call")
+            self._note(
+                f"<- {name} {'error: ' if failed else ''}{terminal.truncate_line(text)}", "error" if failed else "call"
+            )
         elif kind == "steered":
-            self._note(f"steered: {terminal.line(text)}")
+            self._note(f"steered: {terminal.truncate_line(text)}")
         elif kind == "continued":
-            self._note(f"continued: {terminal.line(text)}")
+            self._note(f"continued: {terminal.truncate_line(text)}")
         elif kind == "budget":
-            self._note(terminal.line(text, 200))
+            self._note(terminal.truncate_line(text, 200))
         elif kind == "hook":
-            self._note(f"hook {name}: {terminal.line(text)}")
+            self._note(f"hook {name}: {terminal.truncate_line(text)}")
         elif kind in ("assess", "reflect"):
-            self._note(f"{kind} by {name}: {terminal.line(text, 200)}")
+            self._note(f"{kind} by {name}: {terminal.truncate_line(text, 200)}")
         elif kind == "compacted":
-            self._note(terminal.line(text, COMPACTED))
+            self._note(terminal.truncate_line(text, COMPACTED))
         elif kind == "retry":
             void = "; its text so far is void" if self._response else ""
-            self._note(f"the request is made again{void}: {terminal.line(text)}")
+            self._note(f"the request is made again{void}: {terminal.truncate_line(text)}")
             self._response = ""
 
     def reply(self, reply: dict[str, Any]) -> None:

@@ -18,15 +18,19 @@ NAME, FROM, SUMMARY = 48, 40, 60
 def table(shown: dict[str, Any]) -> str:
     """Return what an agent has at hand as a table, "" when that is nothing."""
     rows = [_cells(each) for each in shown["artifacts"]]
-    return f"{terminal.columns([list(HEAD), *rows], RIGHT)}\n{shown['digest']}" if rows else ""
+    return f"{terminal.format_columns([list(HEAD), *rows], RIGHT)}\n{shown['digest']}" if rows else ""
 
 
 def _cells(artifact: dict[str, Any]) -> list[str]:
     return [
-        *(terminal.line(artifact["name"], NAME), terminal.line(artifact["kind"], 20), _size(artifact.get("size", 0))),
-        *(str(artifact.get("turn", "")), terminal.line(", ".join(_made_from(artifact)), FROM)),
+        *(
+            terminal.truncate_line(artifact["name"], NAME),
+            terminal.truncate_line(artifact["kind"], 20),
+            _size(artifact.get("size", 0)),
+        ),
+        *(str(artifact.get("turn", "")), terminal.truncate_line(", ".join(_made_from(artifact)), FROM)),
         ", ".join([*(["pinned"] if artifact.get("pinned") else []), *(["STALE"] if artifact.get("stale") else [])]),
-        terminal.line(artifact.get("summary", ""), SUMMARY),
+        terminal.truncate_line(artifact.get("summary", ""), SUMMARY),
     ]
 
 
@@ -61,5 +65,7 @@ def page(artifact: dict[str, Any]) -> str:
         "pinned": "yes" if artifact.get("pinned") else "",
         "text": "others wrote it" if artifact.get("untrusted") else "",
     }
-    lines = [f"  {name + ':':10}{terminal.line(value, 300)}" for name, value in facts.items() if value]
-    return "\n".join([terminal.line(artifact["name"], 300), *lines, "", terminal.safe(artifact.get("summary", ""))])
+    lines = [f"  {name + ':':10}{terminal.truncate_line(value, 300)}" for name, value in facts.items() if value]
+    return "\n".join(
+        [terminal.truncate_line(artifact["name"], 300), *lines, "", terminal.safe(artifact.get("summary", ""))]
+    )

@@ -13,7 +13,7 @@ from orch_protocol.agent.config import ArchivalConfig, SummaryConfig
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, Text, ToolResult
 from orch_worker.conversation.stubs import summary_message
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 
 from ..api.archiver import Archiver
 from ..archival.plan.economics import Prices, summary_cost
@@ -186,7 +186,7 @@ def policy_named(name: str, setting: Setting) -> Policy:
     return maker(setting)
 
 
-def filler(tokens: int, estimator: Estimator) -> str:
+def filler(tokens: int, estimator: TokenEstimator) -> str:
     """Return a text of about `tokens` tokens that tells nothing."""
     once = estimator.text(FILLER * 20) / 20
     text = FILLER * (int(tokens / once) + 2)

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.archives import Collapse, Upgrade
+from orch_protocol.core.archives import Collapse, RecordUpgrade
 from orch_protocol.core.errors import DamagedError, ForeignFileError, StoreError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, Usage
 from orch_protocol.session.entries import (
@@ -24,10 +24,10 @@ from orch_protocol.session.entries import (
     Telling,
     UpgradeEntry,
 )
-from orch_worker.conversation.tokens import PLAIN, Estimator, Ratios
-from orch_worker.session.visible_messages import View
+from orch_worker.conversation.tokens import PLAIN, CharsPerToken, TokenEstimator
+from orch_worker.session.visible_messages import VisibleMessages
 
-from ..sessions.formats.conversation import Found, path_of
+from ..sessions.formats.conversation import ImportedSession, path_of
 from ..sessions.formats.detect import read_file
 
 __all__ = [
@@ -73,7 +73,7 @@ class Archived(Struct, frozen=True):
     """What the session itself did before message `before`: a part of it went to a holder, or a stub reads better."""
 
     before: int
-    change: Collapse | Upgrade
+    change: Collapse | RecordUpgrade
 
 
 Change: TypeAlias = Compaction | Archived
@@ -87,7 +87,7 @@ class Recording(Struct, frozen=True):
     shape: str
     messages: tuple[Recorded, ...]
     changes: tuple[Change, ...] = ()
-    ratios: Ratios = PLAIN
+    ratios: CharsPerToken = PLAIN
 
     @property
     def calls(self) -> list[int]:
@@ -105,7 +105,7 @@ class Recording(Struct, frozen=True):
         changes: dict[int, list[Change]] = defaultdict(list)
         for change in self.changes:
             changes[change.before].append(change)
-        view: View[int] = View()
+        view: VisibleMessages[int] = VisibleMessages()
         for place, each in enumerate(self.messages):
             for change in changes.get(place, ()):
                 _apply(view, change)
@@ -115,7 +115,7 @@ class Recording(Struct, frozen=True):
         return found
 
 
-def _apply(view: View[int], change: Change) -> None:
+def _apply(view: VisibleMessages[int], change: Change) -> None:
     if isinstance(change, Compaction):
         stop = next((at for at, item in enumerate(view.items) if item.note >= change.kept), len(view.items))
         view.compact(change.summary, stop, f"#{change.before}", lambda _: -1)
@@ -133,7 +133,7 @@ class Scale:
     `told` says whether the recording itself told both, by the usage it reports.
     """
 
-    def __init__(self, estimator: Estimator, beside: int, told: bool) -> None:
+    def __init__(self, estimator: TokenEstimator, beside: int, told: bool) -> None:
         self.estimator = estimator
         self.beside = beside
         self.told = told
@@ -156,7 +156,7 @@ def scale_of(recording: Recording, beside: int | None = None) -> Scale:
 
     `beside` overrides the tokens of system prompt and tools. A system message counts as part of them.
     """
-    estimator = Estimator(recording.ratios)
+    estimator = TokenEstimator(recording.ratios)
     sizes = {id(each.message): estimator.raw(each.message) for each in recording.messages}
     reported: list[tuple[float, int]] = []
     for place, context in recording.contexts():
@@ -197,7 +197,7 @@ def read_recordings(path: Path) -> list[Recording]:
     return found
 
 
-def _recording(found: Found) -> Recording:
+def _recording(found: ImportedSession) -> Recording:
     messages: list[Recorded] = []
     changes: list[Change] = []
     places: dict[str, int] = {}

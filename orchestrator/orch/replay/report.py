@@ -18,14 +18,14 @@ from .prices import Bill, Meter
 from .readers import Recording, Scale, scale_of
 from .retained_facts import KINDS, Share, evidence_in, reachable
 
-__all__ = ["USD_PER_MILLION", "Outcome", "Point", "Terms", "recorded_input", "replay", "report", "table"]
+__all__ = ["USD_PER_MILLION", "Outcome", "Point", "ReplayPricing", "recorded_input", "replay", "report", "table"]
 
 MOST_ITEMS: Final = 500
 USD_PER_MILLION: Final = 3.0
 RECALL_OUTPUT: Final = 400
 
 
-class Terms(Struct, frozen=True):
+class ReplayPricing(Struct, frozen=True):
     """On what terms to replay. `beside`: tokens of system prompt and tools, None: as recorded, else assumed.
 
     `lifetime` is how many seconds a cache entry lives, None: for ever. `usd` is the price of a million uncached input
@@ -67,7 +67,7 @@ class Outcome(Struct, frozen=True):
 def replay(
     recordings: Sequence[Recording],
     name: str,
-    terms: Terms,
+    terms: ReplayPricing,
     folder: Path,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Outcome:
@@ -97,7 +97,7 @@ def replay(
 
 
 def _run(
-    recording: Recording, policy: Policy, scale: Scale, terms: Terms, told: Callable[[], None]
+    recording: Recording, policy: Policy, scale: Scale, terms: ReplayPricing, told: Callable[[], None]
 ) -> tuple[Bill, list[Message], list[Point]]:
     meter = Meter(terms.prices, terms.lifetime)
     calls = set(recording.calls)
@@ -124,7 +124,7 @@ def _added(
     recording: Recording,
     context: list[Message],
     course: Sequence[Point],
-    terms: Terms,
+    terms: ReplayPricing,
 ) -> Outcome:
     evidence = dict(outcome.evidence)
     archiver = policy.archiver
@@ -155,7 +155,7 @@ def _added(
     )
 
 
-def recorded_input(recordings: Sequence[Recording], terms: Terms) -> tuple[int, int] | None:
+def recorded_input(recordings: Sequence[Recording], terms: ReplayPricing) -> tuple[int, int] | None:
     """Return the input tokens that the recordings report, and what replaying just what they did comes to.
 
     None when they report none.
@@ -171,7 +171,7 @@ def recorded_input(recordings: Sequence[Recording], terms: Terms) -> tuple[int, 
 
 
 def report(
-    files: Sequence[Path], recordings: Sequence[Recording], outcomes: Sequence[Outcome], terms: Terms
+    files: Sequence[Path], recordings: Sequence[Recording], outcomes: Sequence[Outcome], terms: ReplayPricing
 ) -> dict[str, Any]:
     """Return everything as JSON-like data."""
     recorded = recorded_input(recordings, terms)
@@ -188,7 +188,7 @@ def report(
     }
 
 
-def _row(outcome: Outcome, outcomes: Sequence[Outcome], terms: Terms) -> dict[str, Any]:
+def _row(outcome: Outcome, outcomes: Sequence[Outcome], terms: ReplayPricing) -> dict[str, Any]:
     base = next((each.bill.units for each in outcomes if each.name == "none"), 0.0)
     bill = outcome.bill
     return {

@@ -21,11 +21,11 @@ from orch_worker.system import atomic_json
 
 from ..config import paths
 from ..config.trust import Trusted
-from .prompt_templates import Files, PromptTemplate, Templates
+from .prompt_templates import Files, PromptTemplate, TemplateCatalog
 
 __all__ = [
     "FOLDER",
-    "Found",
+    "FoundExtension",
     "Prompts",
     "disable",
     "enable",
@@ -73,7 +73,7 @@ AGAIN: Final = "disable again what is to be"
 Where: TypeAlias = Literal["user", "project", "package"]
 
 
-class Found(Struct, frozen=True):
+class FoundExtension(Struct, frozen=True):
     """An extension that is there. `why_off` says why it is off, "" when it is on. A broken one has no manifest."""
 
     name: str
@@ -100,7 +100,7 @@ class Prompts:
                 for name, text in self._registered(each).items():
                     yield PromptTemplate(f"{each.name}:{name}", text, f"extension {each.name}")
 
-    def _registered(self, found: Found) -> dict[str, str]:
+    def _registered(self, found: FoundExtension) -> dict[str, str]:
         """Return what the extension's code registers: none where it is left out, which `orch extensions list` tells."""
         if found.manifest is None or not found.manifest.permissions.prompts:
             return {}
@@ -115,9 +115,9 @@ class Prompts:
         return self._brought[found.path]
 
 
-def templates_for(config: Config, folder: Path, home: Path) -> Templates:
+def templates_for(config: Config, folder: Path, home: Path) -> TemplateCatalog:
     """Return the templates for agents in `folder`: those that are configured, and those of extensions."""
-    return Templates(config.prompt, home, Prompts(folder, home, config.extensions.load))
+    return TemplateCatalog(config.prompt, home, Prompts(folder, home, config.extensions.load))
 
 
 class Off(Struct, frozen=True):
@@ -126,7 +126,7 @@ class Off(Struct, frozen=True):
     disabled: tuple[str, ...] = ()
 
 
-def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[Found]:
+def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[FoundExtension]:
     """Return the extensions for agents in `folder`. Of two of one name the project's gives way: it is off.
 
     Raises ConfigError when what is switched off, or trusted, cannot be read.
@@ -137,7 +137,7 @@ def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[Found]:
     if not places:
         return []
     off, trusted = _off(home).disabled, Trusted(trust_file(home)).known()
-    found: dict[str, Found] = {}
+    found: dict[str, FoundExtension] = {}
     for where, path in places:
         each = _found(where, path, off, trusted)
         if each.name in found:
@@ -150,7 +150,7 @@ def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[Found]:
     return list(found.values())
 
 
-def specs(found: Iterable[Found], home: Path, tools: Sequence[str] | None = None) -> tuple[ExtensionSpec, ...]:
+def specs(found: Iterable[FoundExtension], home: Path, tools: Sequence[str] | None = None) -> tuple[ExtensionSpec, ...]:
     """Return those of `found` that are on, as agents are told of them; of their tools `tools` alone, None: all."""
     return tuple(
         ExtensionSpec(
@@ -195,7 +195,7 @@ def enable(name: str, home: Path) -> bool:
     return name in _off(home).disabled and name in _switch(home, lambda off: off - {name})
 
 
-def _found(where: Where, path: Path, off: tuple[str, ...], trusted: dict[str, str]) -> Found:
+def _found(where: Where, path: Path, off: tuple[str, ...], trusted: dict[str, str]) -> FoundExtension:
     # Imported when there is one: who has no extensions is not to pay for them.
     from orch_worker.extensions.loader import read_manifest
     from orch_worker.system.folder_digest import digest_of
@@ -210,8 +210,8 @@ def _found(where: Where, path: Path, off: tuple[str, ...], trusted: dict[str, st
             changed = "was changed since it was trusted" if _key(path) in trusted else "was not trusted"
             why = f"it {changed}: read it, then orch extensions trust {name}"
     except ConfigError as error:
-        return Found(name, str(path), where, None, str(error))
-    return Found(name, str(path), where, manifest, why)
+        return FoundExtension(name, str(path), where, None, str(error))
+    return FoundExtension(name, str(path), where, manifest, why)
 
 
 def _folders(place: Path) -> Iterator[Path]:

@@ -10,21 +10,21 @@ import msgspec
 from orch_protocol.core.errors import ConfigError, EntryNotFoundError
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.resources.memory import MemorySpec, Note
-from orch_worker.memory.notes import Memory, checked, folder_of, make_memory
+from orch_worker.memory.notes import MemoryStore, checked, folder_of, make_memory
 
 from ..config.config import load
 
 __all__ = ["add_note", "open_memory", "select_notes"]
 
 
-def open_memory(cwd: Path, home: Path) -> tuple[Memory, MemorySpec]:
+def open_memory(cwd: Path, home: Path) -> tuple[MemoryStore, MemorySpec]:
     """Return the memory of the folder `cwd` and its limits. Raises ConfigError."""
     said = load(cwd, home=home).config.memory
     spec = MemorySpec(str(folder_of(home, cwd)), said.provider, total_chars=said.total_chars)
     return make_memory(spec), msgspec.structs.replace(spec, note_chars=said.note_chars)
 
 
-def add_note(memory: Memory, spec: MemorySpec, text: str) -> Note:
+def add_note(memory: MemoryStore, spec: MemorySpec, text: str) -> Note:
     """Add `text` as a note of the user and return the note. Raises ConfigError."""
     try:
         text = checked(text, spec.note_chars)

@@ -13,7 +13,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.prompts import PromptConfig, PromptSpec
 from orch_protocol.core.text import scrub
 
-__all__ = ["Files", "InMemory", "Package", "PromptTemplate", "TemplateProvider", "Templates", "places", "usable"]
+__all__ = ["Files", "InMemory", "Package", "PromptTemplate", "TemplateCatalog", "TemplateProvider", "places", "usable"]
 
 MOST_BYTES: Final = 1 << 18
 SUFFIX: Final = ".md"
@@ -121,7 +121,7 @@ class Package:
             raise ConfigError(f"prompt.templates: {where} cannot be read: {error}") from error
 
 
-class Templates:
+class TemplateCatalog:
     """The templates that can be used by name: those of `config`, the folder `home` and `more`, and those added."""
 
     def __init__(self, config: PromptConfig, home: Path, *more: TemplateProvider) -> None:

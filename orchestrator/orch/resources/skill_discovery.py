@@ -25,7 +25,7 @@ from orch_worker.system.folder_digest import hash_of, skill_contents, skill_file
 from ..config.trust import Trusted
 from .extensions import offered
 
-__all__ = ["FOLDER", "Found", "Shelves", "find", "folders_of", "trust", "trust_file", "untrust"]
+__all__ = ["FOLDER", "Found", "SkillCatalogs", "find", "folders_of", "trust", "trust_file", "untrust"]
 
 FOLDER: Final = "skills"
 GROUP: Final = "orch.skills"
@@ -48,7 +48,7 @@ class Found(Struct, frozen=True):
     broken: bool = False
 
 
-class Shelves:
+class SkillCatalogs:
     """What was found in folders of skills, for as long as nothing in them changes."""
 
     def __init__(self) -> None:
@@ -80,13 +80,13 @@ def find(
     *,
     extensions: Iterable[ExtensionSpec] = (),
     own: Iterable[SkillSpec] = (),
-    shelves: Shelves | None = None,
+    shelves: SkillCatalogs | None = None,
 ) -> list[Found]:
     """Return the skills for agents in `folder`. Of two of one name the first is on, a project's the last of all.
 
     Raises ConfigError when what is trusted cannot be read, or no package offers what is to be loaded.
     """
-    shelves = shelves or Shelves()
+    shelves = shelves or SkillCatalogs()
     trusted = Trusted(trust_file(home)).known()
     there = [Found(skill.name, "program", skill=skill) for skill in own]
     for where, place in folders_of(folder, home, rules):
@@ -126,7 +126,7 @@ def trust_file(home: Path) -> Path:
 
 def trust(skill: Path, home: Path) -> SkillSpec:
     """Trust the skill in the folder `skill` as it is now. Raises ConfigError when it breaks a rule."""
-    found = Shelves().look(skill)
+    found = SkillCatalogs().look(skill)
     Trusted(trust_file(home)).add(_key(skill), found.hash)
     return found
 
@@ -136,7 +136,7 @@ def untrust(skill: Path, home: Path) -> bool:
     return Trusted(trust_file(home)).remove(_key(skill))
 
 
-def _found(shelves: Shelves, where: Where, path: Path, source: str) -> Found:
+def _found(shelves: SkillCatalogs, where: Where, path: Path, source: str) -> Found:
     try:
         return Found(path.name, where, str(path), replace(shelves.look(path), source=source))
     except (ConfigError, OSError) as error:
@@ -153,7 +153,7 @@ def _held(found: Found, skill: SkillSpec, trusted: dict[str, str], home: Path) -
     return replace(found, skill=skill, why_off=f"it {changed}: read it, then orch skills trust {found.name}")
 
 
-def _of_extension(shelves: Shelves, extension: ExtensionSpec) -> Iterator[Found]:
+def _of_extension(shelves: SkillCatalogs, extension: ExtensionSpec) -> Iterator[Found]:
     own, permitted = extension.manifest.name, extension.manifest.permissions.skills
     for path in _folders(Path(extension.path, FOLDER)):
         each = _found(shelves, "extension", path, f"extension {own}")

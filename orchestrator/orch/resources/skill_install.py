@@ -27,7 +27,7 @@ from orch_worker.system import atomic_json
 from orch_worker.system.folder_digest import MOST_BYTES, skill_files
 
 from ..config import paths
-from .skill_discovery import Shelves, untrust
+from .skill_discovery import SkillCatalogs, untrust
 
 __all__ = ["Installed", "install", "installed", "note", "remove"]
 
@@ -115,7 +115,7 @@ def install(
                 raise ConfigError(f"{source} cannot be copied: {error.strerror}") from error
         for each in (copy, *copy.rglob("*")) if private else ():
             each.chmod(each.stat().st_mode & 0o700)
-        skill = Shelves().look(copy)
+        skill = SkillCatalogs().look(copy)
         target = into / name
         known = installed(target, home)
         if os.path.lexists(target) and not force:
@@ -149,7 +149,7 @@ def remove(name: str, into: Path, home: Path, *, force: bool = False) -> Path:
     row = installed(target, home)
     if not force and row is None:
         raise ConfigError(f"skill {name!r} in {into} was not installed from anywhere: --force removes it all the same")
-    if not force and row is not None and Shelves().look(target).hash != row.hash:
+    if not force and row is not None and SkillCatalogs().look(target).hash != row.hash:
         raise ConfigError(f"skill {name!r} was changed since it was installed: --force removes it all the same")
     if target.is_symlink():
         target.unlink()

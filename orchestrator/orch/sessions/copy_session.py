@@ -10,22 +10,24 @@ from msgspec.structs import replace
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.session.entries import Checkout, Label, ModelChange, SessionInfo
-from orch_worker.session.session_index import Outline, read_outline
+from orch_worker.session.session_index import SessionIndex, read_session_index
 from orch_worker.session.transcript import NAME
 
-from .formats.conversation import Found, Reading, Told
+from .formats.conversation import ImportedSession, Reading, Told
 from .formats.native import read_own
 
 __all__ = ["copy_conversation"]
 
 
-def copy_conversation(folder: Path, at: str | None, *, all: bool, model: BackendSpec | None, now: str) -> Found:
+def copy_conversation(
+    folder: Path, at: str | None, *, all: bool, model: BackendSpec | None, now: str
+) -> ImportedSession:
     """Return a copy of the session in `folder` that continues after the entry or turn `at` (None: where it is now).
 
     The copy has the path to that entry, or with `all` every entry. Labels and the title are included wherever they
     were set. With `model` a model change is added at the end. Raises EntryNotFoundError, AmbiguousRefError, StoreError.
     """
-    outline = read_outline(folder)
+    outline = read_session_index(folder)
     to = outline.leaf if at is None else outline.find(at)
     found = read_own((folder / NAME).read_bytes(), Reading(folder / NAME, repair=True))
     copied = list(found.entries) if all else _path_to(found, to)
@@ -42,7 +44,7 @@ def copy_conversation(folder: Path, at: str | None, *, all: bool, model: Backend
     return replace(found, entries=tuple(copied))
 
 
-def _path_to(found: Found, to: str | None) -> list[Told]:
+def _path_to(found: ImportedSession, to: str | None) -> list[Told]:
     by_id = {entry.id: entry for entry in found.entries}
     path: list[Told] = []
     while to is not None and (entry := by_id.get(to)) is not None:
@@ -51,7 +53,7 @@ def _path_to(found: Found, to: str | None) -> list[Told]:
     return path[::-1]
 
 
-def _labels_and_title(outline: Outline, path: list[Told], taken: set[str], now: str) -> list[Told]:
+def _labels_and_title(outline: SessionIndex, path: list[Told], taken: set[str], now: str) -> list[Told]:
     """Return entries for the labels and the title that were set on other branches."""
     added: list[Told] = []
     on_path = {entry.id for entry in path}

@@ -21,27 +21,34 @@ from orch_worker.session.transcript import NAME
 from ..archival.adapters import FORMATS, OWN, convert_message, format_named
 from ..config import paths
 from ..config.output_file import write_out
-from .formats.conversation import Found, Reading, path_of
+from .formats.conversation import ImportedSession, Reading, path_of
 from .formats.json_lines import text_of_file
 from .formats.native import read_own
 from .formats.pi import Author, pi_lines
 from .html_page import html_page, markdown_page
 
-__all__ = ["CHOICES", "TELLING", "Written", "exported", "found_of", "written"]
+__all__ = [
+    "CHOICES",
+    "MESSAGE_ENTRIES",
+    "ExportedConversation",
+    "export_conversation",
+    "export_pages",
+    "read_agent_conversation",
+]
 
 LISTS: Final = tuple(name for name in FORMATS if name != OWN)
 CHOICES: Final = ("pi", "md", "html", *LISTS, "jsonl")
-TELLING: Final = (MessageEntry, CustomMessage, BranchSummary)
+MESSAGE_ENTRIES: Final = (MessageEntry, CustomMessage, BranchSummary)
 
 
-class Written(NamedTuple):
+class ExportedConversation(NamedTuple):
     """A conversation in another form, in parts; and what is not in it as it was, once these are gone through."""
 
     pages: Iterator[str]
     notes: list[str]
 
 
-def written(agent: AgentRow, format: str) -> Written:
+def export_pages(agent: AgentRow, format: str) -> ExportedConversation:
     """Return the conversation of `agent` in a format of CHOICES: its branches too where that has them.
 
     Its file is read, without lock, up to its last whole line. Raises ConfigError, StoreError, ForeignFileError.
@@ -51,23 +58,25 @@ def written(agent: AgentRow, format: str) -> Written:
     data, found, notes = _read(agent)
     if format == "jsonl":
         sound = data[: load(Path(agent.folder) / NAME).end]
-        return Written(iter([sound.decode("utf-8", "replace")]), notes)
+        return ExportedConversation(iter([sound.decode("utf-8", "replace")]), notes)
     if format == "pi":
         lines = pi_lines(found, agent.id, _author(agent), notes)
-        return Written((json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines), notes)
+        return ExportedConversation(
+            (json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines), notes
+        )
     if format in LISTS:
-        return Written(_list(found, format, notes), notes)
+        return ExportedConversation(_list(found, format, notes), notes)
     page = markdown_page if format == "md" else html_page
     about = f"{agent.id}, {agent.model}, {agent.cwd}"
-    return Written(page(found.title or agent.task, about, _entries(found)), notes)
+    return ExportedConversation(page(found.title or agent.task, about, _entries(found)), notes)
 
 
-def found_of(agent: AgentRow) -> Found:
+def read_agent_conversation(agent: AgentRow) -> ImportedSession:
     """Return the conversation of `agent`, read from its file. Raises ConfigError, StoreError, ForeignFileError."""
     return _read(agent)[1]
 
 
-def _read(agent: AgentRow) -> tuple[bytes, Found, list[str]]:
+def _read(agent: AgentRow) -> tuple[bytes, ImportedSession, list[str]]:
     path = Path(agent.folder) / NAME
     reading = Reading(path, repair=True)
     try:
@@ -80,13 +89,13 @@ def _read(agent: AgentRow) -> tuple[bytes, Found, list[str]]:
     return data, found, list(reading.repairs)
 
 
-def exported(agent: AgentRow, format: str, output: str | os.PathLike[str] | None = None) -> str:
+def export_conversation(agent: AgentRow, format: str, output: str | os.PathLike[str] | None = None) -> str:
     """Return the conversation of `agent` in a format, and write it to the file `output` if there is one.
 
-    Raises what `written` does, and StoreError when the file cannot be written.
+    Raises what `export_pages` does, and StoreError when the file cannot be written.
     """
     file = paths.path_of("output", output)
-    text = "".join(written(agent, format).pages)
+    text = "".join(export_pages(agent, format).pages)
     if file is not None:
         try:
             write_out(file, [text])
@@ -100,20 +109,20 @@ def _author(agent: AgentRow) -> Author:
     return Author(provider, provider, model)
 
 
-def _entries(found: Found) -> Iterator[dict[str, Any]]:
+def _entries(found: ImportedSession) -> Iterator[dict[str, Any]]:
     """Yield the messages of the conversation for a page."""
     labels = {entry.target_id: entry.label for entry in found.entries if isinstance(entry, Label)}
     for entry in path_of(found):
-        if isinstance(entry, TELLING) and entry.message.content:
+        if isinstance(entry, MESSAGE_ENTRIES) and entry.message.content:
             yield {"timestamp": entry.timestamp, "label": labels.get(entry.id)} | msgspec.to_builtins(entry.message)
 
 
-def _list(found: Found, format: str, notes: list[str]) -> Iterator[str]:
+def _list(found: ImportedSession, format: str, notes: list[str]) -> Iterator[str]:
     """Yield a list of messages as `format` has them, one a line: such as the API takes."""
     parent: str | None = None
     told: list[Telling] = []
     for entry in path_of(found):
-        if isinstance(entry, TELLING):
+        if isinstance(entry, MESSAGE_ENTRIES):
             told.append(msgspec.structs.replace(entry, parent_id=parent))
             parent = entry.id
     shape, lost = format_named(format), _Lost(format)

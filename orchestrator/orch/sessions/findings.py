@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import DamagedError, LockedError, OrchError, StoreError
 from orch_protocol.session.entries import Entry, MessageEntry, SessionHeader, TranscriptPosition
-from orch_protocol.session.tree import Finding
-from orch_worker.session.log.append_log import BLOCK, AppendLog, Loaded, load, objects, scan
+from orch_protocol.session.tree import FileFinding
+from orch_worker.session.log.append_log import READ_BUFFER_BYTES, AppendLog, LogContents, load, objects, scan
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.session.log_reader import KNOWN
 from orch_worker.session.transcript import NAME as SESSION
@@ -63,7 +63,7 @@ class _Place(Struct, rename="camel"):
 _place: msgspec.json.Decoder[_Place] = msgspec.json.Decoder(_Place)
 
 
-def in_session(path: Path, agent: str = "", acknowledged: TranscriptPosition | None = None) -> Iterator[Finding]:
+def in_session(path: Path, agent: str = "", acknowledged: TranscriptPosition | None = None) -> Iterator[FileFinding]:
     """Yield what is wrong with the session file at `path`.
 
     `agent` is the id of the agent whose it should be, `acknowledged` the line that it must contain, if they are known.
@@ -82,7 +82,7 @@ def in_session(path: Path, agent: str = "", acknowledged: TranscriptPosition | N
     yield from in_archives(path)
 
 
-def in_acknowledged(path: Path, acknowledged: TranscriptPosition) -> Iterator[Finding]:
+def in_acknowledged(path: Path, acknowledged: TranscriptPosition) -> Iterator[FileFinding]:
     """Yield that the session file at `path` does not contain the line `acknowledged`, if it does not."""
     try:
         missing = missing_lines(path, acknowledged)
@@ -91,10 +91,10 @@ def in_acknowledged(path: Path, acknowledged: TranscriptPosition) -> Iterator[Fi
         return
     if missing:
         do = "put a copy from before in its place; a query to the agent goes on with what is left"
-        yield Finding(str(path), "truncated", missing, do)
+        yield FileFinding(str(path), "truncated", missing, do)
 
 
-def in_lines(path: Path, header: bytes) -> Iterator[Finding]:
+def in_lines(path: Path, header: bytes) -> Iterator[FileFinding]:
     """Yield what is wrong with the lines of the file at `path`, which begins with a header such as `header`."""
     try:
         loaded = load(path, header=header, take=lambda _: None)
@@ -104,25 +104,25 @@ def in_lines(path: Path, header: bytes) -> Iterator[Finding]:
     if loaded.torn:
         what = f"{len(loaded.torn)} bytes of a write that did not end, from byte {loaded.end} on"
         do = "whoever opens it cuts them off and keeps them beside it; so does --repair"
-        yield Finding(str(path), "torn", what, do)
+        yield FileFinding(str(path), "torn", what, do)
     yield from _damage(path, loaded)
 
 
-def _foreign(path: Path, error: Exception) -> Finding:
-    return Finding(str(path), "foreign", str(error), "move it away, or put a copy from before in its place")
+def _foreign(path: Path, error: Exception) -> FileFinding:
+    return FileFinding(str(path), "foreign", str(error), "move it away, or put a copy from before in its place")
 
 
-def _damage(path: Path, loaded: Loaded) -> Iterator[Finding]:
+def _damage(path: Path, loaded: LogContents) -> Iterator[FileFinding]:
     for each in loaded.damage:
         what = f"line {each.line} (bytes {each.offset} to {each.offset + each.length}): {each.reason}"
         if each.reason.startswith("follows"):
             do = "it is read; whether lines before it are gone, a copy from before tells"
         else:
             do = "it is passed over, everything else is read; it stays where it is"
-        yield Finding(str(path), "damaged", what, do)
+        yield FileFinding(str(path), "damaged", what, do)
 
 
-def in_tree(path: Path, agent: str = "") -> Iterator[Finding]:
+def in_tree(path: Path, agent: str = "") -> Iterator[FileFinding]:
     """Yield which sound lines of the session file at `path` say nothing, or do not follow one before them.
 
     Raises ForeignFileError, StoreError.
@@ -138,7 +138,7 @@ def in_tree(path: Path, agent: str = "") -> Iterator[Finding]:
             if isinstance(entry, SessionHeader):
                 if agent and entry.agent not in ("", agent):
                     what = f"it is the transcript of agent {entry.agent}, and is where that of {agent} should be"
-                    yield Finding(str(path), "owner", what, "put each where it belongs: it is opened for neither")
+                    yield FileFinding(str(path), "owner", what, "put each where it belongs: it is opened for neither")
                 continue
             if isinstance(entry, MessageEntry):
                 fitting(entry.message)
@@ -147,7 +147,7 @@ def in_tree(path: Path, agent: str = "") -> Iterator[Finding]:
             known = _placed(object)
             if known is None or object.startswith(KNOWN):
                 what = f"line {number} is no entry that can be read: {error}"
-                yield Finding(str(path), "entry", what, "it says nothing; its place in the conversation is kept")
+                yield FileFinding(str(path), "entry", what, "it says nothing; its place in the conversation is kept")
             if known is None:
                 continue
             place = known
@@ -158,14 +158,14 @@ def in_tree(path: Path, agent: str = "") -> Iterator[Finding]:
         lines[place.id] = number
 
 
-def _faults(path: Path, number: int, place: _Place, lines: dict[str, int]) -> Iterator[Finding]:
+def _faults(path: Path, number: int, place: _Place, lines: dict[str, int]) -> Iterator[FileFinding]:
     if place.id in lines:
         what = f"line {number} has the id {place.id[:40]!r} of line {lines[place.id]}"
-        yield Finding(str(path), "tree", what, "what follows that id follows the later one")
+        yield FileFinding(str(path), "tree", what, "what follows that id follows the later one")
     if place.parent_id is not None and place.parent_id not in lines:
         itself = place.parent_id == place.id
         what = f"line {number} follows {'itself' if itself else f'{place.parent_id[:40]!r}, which is not before it'}"
-        yield Finding(str(path), "tree", what, "it is read as if it followed the line before it")
+        yield FileFinding(str(path), "tree", what, "it is read as if it followed the line before it")
 
 
 def _placed(object: bytes) -> _Place | None:
@@ -179,7 +179,7 @@ def _whole(path: Path) -> Iterator[tuple[int, bytes | None]]:
     """Yield the lines' numbers and objects, None where something is lost; none of an append that is not all there."""
     waiting: list[tuple[int, bytes | None]] = []
     try:
-        with open(open_regular(path, os.O_RDONLY), "rb", buffering=BLOCK) as file:
+        with open(open_regular(path, os.O_RDONLY), "rb", buffering=READ_BUFFER_BYTES) as file:
             for number, (_, _, sealed, remark) in enumerate(scan(file), 1):
                 if remark:
                     waiting.append((number, None))
@@ -192,7 +192,7 @@ def _whole(path: Path) -> Iterator[tuple[int, bytes | None]]:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
 
-def in_archives(path: Path) -> Iterator[Finding]:
+def in_archives(path: Path) -> Iterator[FileFinding]:
     """Yield which archives of the session file at `path` cannot be read whole."""
     ledger = SessionArchives(path.parent, path.name)
     try:
@@ -205,14 +205,14 @@ def in_archives(path: Path) -> Iterator[Finding]:
         try:
             ledger.read(id)
         except DamagedError as error:
-            yield Finding(str(path), "archive", str(error), f"`orch archive read {id}` shows what is left of it")
+            yield FileFinding(str(path), "archive", str(error), f"`orch archive read {id}` shows what is left of it")
 
 
-def in_index(path: Path) -> Iterator[Finding]:
+def in_index(path: Path) -> Iterator[FileFinding]:
     """Yield what is wrong with the search index at `path`."""
     if fault := index_fault(path):
         do = "whoever searches next makes it anew from the archives; --repair sets it aside for that"
-        yield Finding(str(path), "index", f"the index cannot be read: {fault}", do)
+        yield FileFinding(str(path), "index", f"the index cannot be read: {fault}", do)
 
 
 # --- What is wrong with the files below a home, and what can be done about it without losing a byte ---
@@ -221,7 +221,7 @@ MODE: Final = 0o077
 AGENT: Final = re.compile("[a-f][0-9a-f]{11}")
 
 
-def examine(home: Path, sessions: Path | None = None) -> Iterator[Finding]:
+def examine(home: Path, sessions: Path | None = None) -> Iterator[FileFinding]:
     """Yield what is wrong below `home`, and in the session folders in `sessions`, file by file."""
     sessions = sessions or paths.sessions_dir(home)
     if not home.is_dir():
@@ -230,7 +230,7 @@ def examine(home: Path, sessions: Path | None = None) -> Iterator[Finding]:
     folders = [sessions] if sessions.is_relative_to(home) else list(_of_agents(sessions))
     for path in sorted({home, *home.rglob("*"), *(path for each in folders for path in (each, *each.rglob("*")))}):
         if not path.is_symlink() and path.exists() and stat.S_IMODE(path.stat().st_mode) & MODE:
-            yield Finding(str(path), "open", "other users may read it", "chmod go-rwx, or --repair")
+            yield FileFinding(str(path), "open", "other users may read it", "chmod go-rwx, or --repair")
     known: dict[str, AgentRecord] = {}
     for path in sorted(paths.runs_dir(home).glob(f"*/{JOURNAL}")):
         yield from in_lines(path, HEADER)
@@ -261,7 +261,7 @@ def _of_agents(sessions: Path) -> Iterator[Path]:
     return (path for path in sessions.glob("*") if AGENT.fullmatch(path.name) and path.is_dir())
 
 
-def repair(found: Finding) -> Finding:
+def repair(found: FileFinding) -> FileFinding:
     """Do what can be done about `found` without losing a byte, and return it with what was done."""
     path = Path(found.path)
     try:

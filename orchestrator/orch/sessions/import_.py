@@ -26,19 +26,19 @@ from orch_worker.session.transcript import NAME
 
 from ..config.paths import private_dir
 from ..tree.agents.state import head_of, iso_time
-from .formats.conversation import SHAPE_ERRORS, Found, Kept, Told
+from .formats.conversation import SHAPE_ERRORS, ImportedSession, Kept, Told
 
 __all__ = ["has_messages", "plant", "task_of", "write_entries"]
 
 _ID: Final = re.compile(r"(?<![0-9a-f])[a-f][0-9a-f]{11}(?![0-9a-f])")
 
 
-def has_messages(found: Found) -> bool:
+def has_messages(found: ImportedSession) -> bool:
     """Whether anything was said in the conversation."""
     return any(isinstance(entry, MessageEntry) and entry.message.content for entry in found.entries)
 
 
-def task_of(found: Found) -> str:
+def task_of(found: ImportedSession) -> str:
     """Return what the conversation is about: its name, the task that it was begun with, else how it begins.
 
     Raises ForeignFileError for an empty one.
@@ -52,7 +52,7 @@ def task_of(found: Found) -> str:
     return head_of(found.title) or split_first_prompt(begun)[0].strip() or head_of(begun)
 
 
-def plant(folder: Path, agent: str, cwd: str, found: Found, source: Path) -> None:
+def plant(folder: Path, agent: str, cwd: str, found: ImportedSession, source: Path) -> None:
     """Write the session of `agent`, in the new folder `folder`, so that it holds the conversation from the file
     `source`. It is on the disk when this returns.
 
@@ -74,7 +74,7 @@ def plant(folder: Path, agent: str, cwd: str, found: Found, source: Path) -> Non
         raise
 
 
-def write_entries(log: AppendLog, found: Found, holders: Mapping[str, str]) -> None:
+def write_entries(log: AppendLog, found: ImportedSession, holders: Mapping[str, str]) -> None:
     """Append the entries of `found` to a log that has a header alone; `holders` go by other ids from now on.
 
     Archives are found where their lines stand now. Raises StoreError.

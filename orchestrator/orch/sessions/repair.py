@@ -15,7 +15,7 @@ import msgspec
 from orch_protocol.core.errors import DamagedError, ForeignFileError, OrchError, StoreError
 from orch_protocol.core.ids import new_id
 from orch_protocol.session.entries import SessionHeader
-from orch_protocol.session.tree import Finding
+from orch_protocol.session.tree import FileFinding
 from orch_worker.session.log.append_log import AppendLog, load
 from orch_worker.session.log.atomic_rewrite import SUFFIX, discard_unfinished
 from orch_worker.session.log.lock import FolderLock
@@ -24,7 +24,7 @@ from orch_worker.system.files import cannot, sync_folder
 
 from ..tree.agents.state import iso_time
 from .findings import SESSION_HEADER, in_archives, in_session
-from .formats.conversation import DECODE_ERRORS, Found, Reading
+from .formats.conversation import DECODE_ERRORS, ImportedSession, Reading
 from .formats.detect import read_file
 from .formats.json_lines import text_of_file
 from .formats.native import is_ours, read_own
@@ -35,7 +35,7 @@ __all__ = ["findings_of", "mend", "mended_copy"]
 KEPT: Final = "damaged"
 
 
-def findings_of(path: Path) -> list[Finding]:
+def findings_of(path: Path) -> list[FileFinding]:
     """Return what is wrong with the session in the file at `path`, of whichever program. Raises StoreError: no file."""
     try:
         with open(path, "rb") as file:
@@ -47,9 +47,9 @@ def findings_of(path: Path) -> list[Finding]:
     try:
         found = read_file(path, repair=True)
     except (ForeignFileError, DamagedError) as error:
-        return [Finding(str(path), "foreign", str(error), "put a whole copy in its place")]
+        return [FileFinding(str(path), "foreign", str(error), "put a whole copy in its place")]
     do = f"`orch session import {path} --repair` takes the conversation over so"
-    return [Finding(str(path), "damaged", each, do) for one in found for each in one.repairs]
+    return [FileFinding(str(path), "damaged", each, do) for one in found for each in one.repairs]
 
 
 def mended_copy(source: Path, target: Path) -> list[str]:
@@ -127,7 +127,7 @@ def _write(source: Path, target: Path, agent: str) -> list[str]:
     return [*reading.repairs, *less]
 
 
-def _header(source: Path, found: Found) -> SessionHeader:
+def _header(source: Path, found: ImportedSession) -> SessionHeader:
     try:
         return msgspec.json.decode(load(source, header=SESSION_HEADER, take=lambda _: None).header, type=SessionHeader)
     except (OrchError, *DECODE_ERRORS):

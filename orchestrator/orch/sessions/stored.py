@@ -12,13 +12,13 @@ from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, Con
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.core.messages import Message
 from orch_protocol.core.text import scrub
-from orch_protocol.session.tree import Edit, Relabel, SessionShown
-from orch_worker.session.session_index import BEGINNING, Outline, read_outline
+from orch_protocol.session.tree import SessionEdit, SessionTree, SetLabel
+from orch_worker.session.session_index import ROOT_NAME, SessionIndex, read_session_index
 from orch_worker.session.transcript import NAME, Transcript, read_lines
 
 from ..tree.agents.state import iso_time
 from .copy_session import copy_conversation
-from .export import TELLING
+from .export import MESSAGE_ENTRIES
 
 __all__ = [
     "StoredSession",
@@ -83,12 +83,12 @@ def session_folder(path: str) -> Path:
     return folder
 
 
-def read_tree(folder: Path, limit: int | None = None) -> SessionShown:
+def read_tree(folder: Path, limit: int | None = None) -> SessionTree:
     """Return the session in `folder` with its last `limit` entries, None: all. Raises ForeignFileError, StoreError."""
-    outline = read_outline(folder)
+    outline = read_session_index(folder)
     header, rows = outline.header, outline.rows()
     model, thinking = outline.answers(outline.leaf)
-    return SessionShown(
+    return SessionTree(
         id=header.agent if header else "",
         name="",
         title=outline.name,
@@ -111,7 +111,7 @@ def read_messages(folder: Path, entry: str | None = None) -> list[Message]:
     Raises EntryNotFoundError, AmbiguousRefError, ForeignFileError, StoreError.
     """
     found = copy_conversation(folder, entry, all=False, model=None, now="")
-    return [each.message for each in found.entries if isinstance(each, TELLING)]
+    return [each.message for each in found.entries if isinstance(each, MESSAGE_ENTRIES)]
 
 
 def label_entry(folder: Path, entry: str, label: str | None) -> None:
@@ -119,30 +119,30 @@ def label_entry(folder: Path, entry: str, label: str | None) -> None:
 
     Raises LockedError when another process has the session open, EntryNotFoundError, ConfigError, StoreError.
     """
-    outline = read_outline(folder)
+    outline = read_session_index(folder)
     if outline.header is None:
         raise ForeignFileError(f"{folder / NAME} has no header: it is not an orch session")
-    change = check_label(outline, Relabel(entry, label))
+    change = check_label(outline, SetLabel(entry, label))
     transcript = Transcript.open(folder, agent=outline.header.agent, cwd=outline.header.cwd)
     try:
-        transcript.change(Edit(new_entry_id(outline.lineage.places), change))
+        transcript.change(SessionEdit(new_entry_id(outline.lineage.places), change))
     finally:
         transcript.close()
 
 
-def check_label(outline: Outline, change: Relabel) -> Relabel:
+def check_label(outline: SessionIndex, change: SetLabel) -> SetLabel:
     """Return `change` with the id of its entry. Raises ConfigError for a label that is taken, EntryNotFoundError."""
     target = outline.find(change.target)
     if target is None:
         raise ConfigError("the beginning has no entry that could be labelled: name one")
     label = change.label.strip() if change.label else ""
-    if label == BEGINNING or label in outline.lineage.places:
-        what = "the beginning" if label == BEGINNING else "an entry"
+    if label == ROOT_NAME or label in outline.lineage.places:
+        what = "the beginning" if label == ROOT_NAME else "an entry"
         raise ConfigError(f"{label!r} means {what} already: choose another label")
     taken = next((id for id, each in outline.labels.items() if each == label and id != target), None)
     if taken is not None:
         raise ConfigError(f"label {label!r} is the entry {taken}'s: choose another, or take that one away first")
-    return Relabel(target, scrub(label) or None)
+    return SetLabel(target, scrub(label) or None)
 
 
 def _folders(sessions: Path) -> Iterator[Path]:
@@ -156,7 +156,7 @@ def _folders(sessions: Path) -> Iterator[Path]:
 
 def _stored(folder: Path) -> StoredSession | None:
     try:
-        header = Outline(islice(read_lines(folder), 1)).header
+        header = SessionIndex(islice(read_lines(folder), 1)).header
         stat = (folder / NAME).stat()
     except (ForeignFileError, StoreError, OSError):
         return None

@@ -54,7 +54,7 @@ class EphemeralSessions:
                 "let the session be kept, and delete its folder afterwards"
             )
         base = self._memory / f"orch-{os.getuid()}"
-        paths.own_folder(str(base))
+        paths.check_private_folder(str(base))
         for left in base.iterdir():
             try:
                 lock = FolderLock.acquire(left)

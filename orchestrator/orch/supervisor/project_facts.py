@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from orch_protocol.agent.project import ContextConfig, Surveyed
+from orch_protocol.agent.project import ContextConfig, ProjectSurvey
 from orch_worker.prompt.project_scan import WALK_SECONDS, survey
 from orch_worker.tools.api.base import ToolContext
 
 if TYPE_CHECKING:
-    from ..resources.skill_discovery import Shelves
+    from ..resources.skill_discovery import SkillCatalogs
 
 __all__ = ["ProjectFacts"]
 
@@ -32,7 +32,7 @@ Key = tuple[str, ContextConfig]
 class CachedFacts(Struct, frozen=True):
     """What was found, and how everything was marked that was looked at for it: as long as that is so, it holds."""
 
-    seen: Surveyed
+    seen: ProjectSurvey
     marks: Mapping[Path, Mark]
 
 
@@ -41,19 +41,19 @@ class ProjectFacts:
 
     def __init__(self) -> None:
         self._known: dict[Key, CachedFacts] = {}
-        self._looking: dict[Key, asyncio.Future[Surveyed]] = {}
-        self._shelves: Shelves | None = None
+        self._looking: dict[Key, asyncio.Future[ProjectSurvey]] = {}
+        self._shelves: SkillCatalogs | None = None
 
-    def shelves(self) -> Shelves:
+    def shelves(self) -> SkillCatalogs:
         """Return what was found in folders of skills. Any thread may ask."""
         if self._shelves is None:
             # Imported when there are skills.
-            from ..resources.skill_discovery import Shelves
+            from ..resources.skill_discovery import SkillCatalogs
 
-            self._shelves = Shelves()
+            self._shelves = SkillCatalogs()
         return self._shelves
 
-    async def of(self, folder: Path, rules: ContextConfig) -> Surveyed:
+    async def of(self, folder: Path, rules: ContextConfig) -> ProjectSurvey:
         """Return what is in `folder` now. Whoever asks while somebody looks is told the same."""
         key = (str(folder), rules)
         looking = self._looking.get(key)
@@ -62,7 +62,7 @@ class ProjectFacts:
             looking.add_done_callback(lambda _: self._looking.pop(key, None))
         return await asyncio.shield(looking)
 
-    async def _look(self, key: Key) -> Surveyed:
+    async def _look(self, key: Key) -> ProjectSurvey:
         known = await asyncio.to_thread(_still, self._known.pop(key, None), *key)
         if known.marks:
             self._known[key] = known

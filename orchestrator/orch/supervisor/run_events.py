@@ -12,7 +12,7 @@ import msgspec
 from orch_protocol.core.errors import OrchError
 from orch_protocol.hooks.events import Event, SubagentFinished, SubagentSpawned
 from orch_protocol.services.run_events import RunEvent
-from orch_protocol.wire.worker_messages import Happened
+from orch_protocol.wire.worker_messages import AgentEvent
 from orch_worker.session.log.append_log import newest_sealed
 
 from ..tree.agents.state import head_of
@@ -81,7 +81,7 @@ class RunEvents:
             event = msgspec.structs.replace(event, agent_id=parent.spec.id, depth=parent.spec.depth, turn=turn)
         self._root.hooks.happened(event, (parent or node).spec, self._root.hooks.say, self._root.disk.do)
         if above and parent is not None:
-            body = Happened(event.stage, msgspec.Raw(msgspec.msgpack.encode(event)))
+            body = AgentEvent(event.stage, msgspec.Raw(msgspec.msgpack.encode(event)))
             with contextlib.suppress(OrchError, KeyError):  # without a process it hears nothing; the journal has it
                 self._root.workers.send(parent.spec.id, "happened", body)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from orch_protocol.resources.slash_commands import CommandCatalog
 
-from ..resources.prompt_templates import Templates
+from ..resources.prompt_templates import TemplateCatalog
 
 __all__ = ["SessionSources"]
 
@@ -17,7 +17,7 @@ class SessionSources:
     """Templates that programs have registered, and what the catalogs of commands were when somebody looked last."""
 
     def __init__(self) -> None:
-        self.registered: Templates | None = None
+        self.registered: TemplateCatalog | None = None
         """The templates of this program, None where there is none: a daemon's are those that are configured."""
         self.digests: dict[str, str] = {}
         """The digest of each agent's catalog, by id, of those whose catalog somebody has asked for."""
@@ -29,7 +29,7 @@ class SessionSources:
         self.digests.pop(id, None)
         self.brought.pop(id, None)
 
-    def follow(self, templates: Templates, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def follow(self, templates: TemplateCatalog, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Let `templates` be commands, and let `look` be called, on this event loop, when there are more of them."""
         self.registered = templates
         loop, looking = asyncio.get_running_loop(), set[asyncio.Task[None]]()

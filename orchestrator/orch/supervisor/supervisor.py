@@ -19,11 +19,10 @@ from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import AgentDiedError, AgentGoneError, ErrorInfo, OrchError, ProtocolError, error_info
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.text import scrub
-from orch_protocol.wire.tool_events import Called
+from orch_protocol.wire.tool_events import CallReport
 from orch_protocol.wire.worker_messages import (
     ANSWERS,
-    Cancel,
-    Finished,
+    CancelCurrentTurn,
     Init,
     Ping,
     Progress,
@@ -31,10 +30,11 @@ from orch_protocol.wire.worker_messages import (
     Ready,
     RootCall,
     RootReply,
-    Steered,
+    SteeringHeard,
+    SteeringRetractedReply,
     TurnEvent,
+    TurnFinished,
     TurnSoFar,
-    Unsaid,
 )
 
 from ..archival.engine import ArchiveEngine
@@ -315,7 +315,7 @@ class Supervisor:
                 stream=self.watchers.begins(node, send.query_id, prompt),
                 budgeted=budgeted,
                 observed=self.watchers.observing,
-                ended=node.was_ended,
+                ended=node.last_turn_was_ended,
                 died=describe_crash(node),
                 local=node.spec.local,
                 hooks=self.hooks.rows,
@@ -350,7 +350,7 @@ class Supervisor:
                 self._loop.call_soon(self._wake, rest)
             return
         if kind == "up":
-            self.timers.call_off(BootTimeout(rest, self.tree.agents[rest].incarnation))
+            self.timers.cancel(BootTimeout(rest, self.tree.agents[rest].incarnation))
         elif kind == "query":
             self._turns.forget(rest)
             self.watchers.ended(rest, notify.value, notify.error)
@@ -369,7 +369,7 @@ class Supervisor:
     def _end_for_budget(self, id: str, query_id: str, short: str) -> None:
         self._turns.end_now(query_id)
         with contextlib.suppress(OrchError):  # what cannot be told to end is ended
-            self.workers.send(id, "cancel", Cancel(short), query_id)
+            self.workers.send(id, "cancel", CancelCurrentTurn(short), query_id)
 
     # What callers wait for.
 
@@ -465,7 +465,7 @@ class Supervisor:
         for node in self._pulses.look(self.tree.agents.pending.values()):
             self.workers.end_stuck(node.spec.id)
         for query_id, id, incarnation in self._turns.overdue():
-            self.workers.blame(id, "its turn did not end when its time was over")
+            self.workers.set_cause(id, "its turn did not end when its time was over")
             self.handle(TurnTimeout(id, incarnation, query_id))
         self.timers.later(CHECK_SECONDS, self._check_turns)
 
@@ -479,19 +479,19 @@ class Supervisor:
         match body:
             case Ready():
                 self.handle(WorkerBooted(agent_id, peer.incarnation, peer.pid or 0, body))
-            case Finished() if id == "init":
-                self.workers.blame(agent_id, body.error.message if body.error else "")
-            case Finished():
+            case TurnFinished() if id == "init":
+                self.workers.set_cause(agent_id, body.error.message if body.error else "")
+            case TurnFinished():
                 self._on_finished(peer, id, body)
             case Progress():
                 self.activity[agent_id] = body
             case TurnEvent() | TurnSoFar():
                 self.watchers.happened(id, body)
-            case Called():
+            case CallReport():
                 self.watchers.called(self.tree.agents, agent_id, id, body)
-            case Steered():
+            case SteeringHeard():
                 self.handle(ConfirmSteering(agent_id, id))
-            case Unsaid():
+            case SteeringRetractedReply():
                 self.waiters.tell(f"unsaid:{agent_id}:{id}", body)
             case RootCall():
                 if self._calls.under_way(agent_id) < MOST_CALLS:
@@ -516,7 +516,7 @@ class Supervisor:
             case _:
                 self.counters["unexpected_kind"] += 1
 
-    def _on_finished(self, peer: WorkerConnection, id: str, body: Finished) -> None:
+    def _on_finished(self, peer: WorkerConnection, id: str, body: TurnFinished) -> None:
         agent_id = peer.agent_id
         self.activity.pop(agent_id, None)
         reply, error = body.reply, body.error
@@ -535,7 +535,9 @@ class Supervisor:
         """A frame arrived without its body, and will not come again."""
         if kind == "finished":
             left = recover_query(self.tree.agents[peer.agent_id])
-            self._on_finished(peer, id, Finished(left.reply) if left.reply else Finished(error=error, usage=left.usage))
+            self._on_finished(
+                peer, id, TurnFinished(left.reply) if left.reply else TurnFinished(error=error, usage=left.usage)
+            )
         elif kind == "root_call":
             peer.send("root_reply", RootReply(error=error), id)
         elif kind == "ready":

@@ -23,11 +23,11 @@ class Timers:
     def later(self, seconds: float, act: Callable[[], object], key: Hashable = None) -> None:
         """Call `act` in so many seconds, unless `call_off(key)` comes first, or `close`."""
         key = next(self._numbers) if key is None else key
-        self.call_off(key)
+        self.cancel(key)
         # Its callback knows the handle by its key alone: else either would stay until garbage is collected.
         self._due[key] = self._loop.call_later(seconds, self._fire, key, act)
 
-    def call_off(self, key: Hashable) -> None:
+    def cancel(self, key: Hashable) -> None:
         """Do not do what was to be done later by that key, if anything was."""
         timer = self._due.pop(key, None)
         if timer is not None:
@@ -36,7 +36,7 @@ class Timers:
     def close(self) -> None:
         """Call off all of it."""
         for key in list(self._due):
-            self.call_off(key)
+            self.cancel(key)
 
     def _fire(self, key: Hashable, act: Callable[[], object]) -> None:
         del self._due[key]

@@ -12,11 +12,11 @@ import msgspec
 
 from orch_protocol.core.errors import ConfigError, ErrorInfo
 from orch_protocol.core.messages import Reply
-from orch_protocol.wire.tool_events import Called, CallEvent
-from orch_protocol.wire.watch_events import TurnBegan, TurnEnded
+from orch_protocol.wire.tool_events import CallEvent, CallReport
+from orch_protocol.wire.watch_events import TurnEnded, TurnStarted
 from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar
 from orch_worker.system.threads import awaited, in_thread, told
-from orch_worker.transport.turn_event_buffer import Tale
+from orch_worker.transport.turn_event_buffer import TurnEventBuffer
 
 from ..tree.agents.state import AgentRecord, TreeState
 
@@ -70,7 +70,7 @@ class Watchers:
         """Tell `watcher` of all turns of the agent `id` until `depart`."""
         self._agents[key] = id, watcher
 
-    def depart(self, key: str) -> None:
+    def stop_accompanying(self, key: str) -> None:
         """Tell it no more."""
         self._agents.pop(key, None)
 
@@ -82,7 +82,7 @@ class Watchers:
             turn = self._under_way[query_id] = _WatchedTurn(node.spec.id, _began(node, query_id, prompt))
             self._tell(turn, turn.began)
         if turn is not None:
-            turn.told, turn.tale = told, Tale()  # another process begins it anew
+            turn.told, turn.tale = told, TurnEventBuffer()  # another process begins it anew
         return told
 
     def meet(self, node: AgentRecord, watcher: Watcher) -> str | None:
@@ -153,7 +153,7 @@ class Watchers:
             if id == turn.id:
                 watcher(event)
 
-    def called(self, nodes: TreeState, id: str, query_id: str, called: Called) -> None:
+    def called(self, nodes: TreeState, id: str, query_id: str, called: CallReport) -> None:
         """Tell all observers what became of a call of the agent `id`."""
         node: AgentRecord = nodes[id]
         told = msgspec.structs.asdict(called)
@@ -176,19 +176,19 @@ class Watchers:
 class _WatchedTurn:
     """A turn under way of which somebody is told."""
 
-    def __init__(self, id: str, began: TurnBegan) -> None:
+    def __init__(self, id: str, began: TurnStarted) -> None:
         self.id = id
         self.began = began
         self.told = False
         """Whether its process tells what happens in it."""
-        self.tale = Tale()
+        self.tale = TurnEventBuffer()
 
 
-def _began(node: AgentRecord, query_id: str, prompt: str) -> TurnBegan:
+def _began(node: AgentRecord, query_id: str, prompt: str) -> TurnStarted:
     pending = node.pending
     if pending is None:
-        return TurnBegan(query_id, prompt[:MOST_PROMPT])
-    return TurnBegan(query_id, prompt[:MOST_PROMPT], pending.asker, pending.from_inbox, pending.request_id)
+        return TurnStarted(query_id, prompt[:MOST_PROMPT])
+    return TurnStarted(query_id, prompt[:MOST_PROMPT], pending.asker, pending.from_inbox, pending.request_id)
 
 
 class _ObserverTask:

@@ -19,15 +19,15 @@ from typing import Any
 from orch_protocol.agent.spec import Template
 from orch_protocol.core.errors import LaunchError
 from orch_worker.agent.runtime import Runtime
-from orch_worker.transport.worker_endpoint import Host, Line, Make
+from orch_worker.transport.worker_endpoint import Make, RootConnection, WorkerEndpoint
 
 from ..processes.base import LaunchRequest
 from ..processes.router import ConnectionTable, Deliver
 
-__all__ = ["FakeLauncher", "FakeWorker", "MemoryBoard", "fake_world"]
+__all__ = ["FakeLauncher", "FakeWorker", "InMemoryRouter", "fake_world"]
 
 
-class MemoryBoard:
+class InMemoryRouter:
     """A switchboard without a socket: frames pass through the event loop, in order."""
 
     address = "memory:"
@@ -42,7 +42,7 @@ class MemoryBoard:
         """Forget every worker."""
         self._workers.clear()
 
-    def plug(self, ident: bytes, on_data: Callable[[bytes], None]) -> Line:
+    def plug(self, ident: bytes, on_data: Callable[[bytes], None]) -> RootConnection:
         """Return the line of the worker known as `ident`, which hears through `on_data`."""
         self._workers[ident] = on_data
         return _MemoryLine(self, ident)
@@ -67,7 +67,7 @@ class MemoryBoard:
 
 
 class _MemoryLine:
-    def __init__(self, board: MemoryBoard, ident: bytes) -> None:
+    def __init__(self, board: InMemoryRouter, ident: bytes) -> None:
         self._board = board
         self._ident = ident
 
@@ -81,12 +81,12 @@ class _MemoryLine:
 class FakeWorker:
     """A worker on the test's event loop. `make` makes its agent."""
 
-    def __init__(self, request: LaunchRequest, board: MemoryBoard, make: Make = Runtime) -> None:
+    def __init__(self, request: LaunchRequest, board: InMemoryRouter, make: Make = Runtime) -> None:
         self.pid = os.getpid()
         self.request = request
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self._board = board
-        self._host = Host(
+        self._host = WorkerEndpoint(
             lambda on_data: board.plug(request.ident, on_data),
             birth=request.birth,
             incarnation=request.incarnation,
@@ -125,7 +125,7 @@ class FakeLauncher:
 
     def __init__(self, make: Make = Runtime) -> None:
         self._make = make
-        self.board: MemoryBoard | None = None
+        self.board: InMemoryRouter | None = None
         self.workers: list[FakeWorker] = []
         self.failures: list[str] = []
         self.warmed: list[Template] = []
@@ -133,9 +133,9 @@ class FakeLauncher:
         self.without_mounts = ""
         """Why the machine has no mount namespaces."""
 
-    def connect(self, _: Path, spool: Path, deliver: Deliver) -> MemoryBoard:
+    def connect(self, _: Path, spool: Path, deliver: Deliver) -> InMemoryRouter:
         """Return the switchboard that this launcher's agents use."""
-        self.board = MemoryBoard(spool, deliver)
+        self.board = InMemoryRouter(spool, deliver)
         return self.board
 
     def worker(self, agent_id: str) -> FakeWorker:

@@ -23,7 +23,7 @@ from orch_protocol.core.errors import (
     error_info,
 )
 from orch_protocol.core.messages import Usage
-from orch_protocol.core.taint import joined
+from orch_protocol.core.taint import join_labels
 from orch_protocol.services.requests import Status
 from orch_protocol.wire import worker_messages
 
@@ -328,7 +328,7 @@ class Tree:
             at=now,
             id=event.id,
             query_id=event.query_id,
-            reply=node.warned(event.reply),
+            reply=node.with_warning(event.reply),
             error=event.error,
             usage=event.reply.usage if event.reply else event.usage,
             context_tokens=event.context_tokens,
@@ -368,7 +368,7 @@ class Tree:
         return Decision([journaled.CatalogChanged(at=now, id=event.id, digest=event.digest)])
 
     def _on_add_taint(self, event: AddTaint, now: float) -> Decision:
-        marks = joined(self.agents[event.id].spec.marks, event.marks)
+        marks = join_labels(self.agents[event.id].spec.marks, event.marks)
         return Decision([journaled.TaintAdded(at=now, id=event.id, marks=marks)])
 
     def _on_record_usage(self, event: RecordUsage, now: float) -> Decision:
@@ -482,7 +482,7 @@ class Tree:
             # Who asks it meanwhile is answered by the next process, as when this one had been asked to leave.
             kill = Signal(event.id, node.incarnation, "kill")
             return Decision([*settled.entries, WorkerStopping(at=now, id=event.id)], [*settled.instructions, kill])
-        return Decision([], [Send(event.id, node.pending.query_id, "cancel", worker_messages.Cancel())])
+        return Decision([], [Send(event.id, node.pending.query_id, "cancel", worker_messages.CancelCurrentTurn())])
 
     def _on_resume(self, event: Resume, now: float) -> Decision:
         node = self.agents[event.id]
@@ -517,7 +517,7 @@ class Tree:
         answers: list[QueryFinished] = []
         ended: list[Entry] = []
         instructions: list[Instruction] = []
-        for node in self.agents.by_id.awake():
+        for node in self.agents.by_id.unpacked():
             id = node.spec.id
             status: Status = "killed" if node.status == "killed" else "cold"
             if node.pending is not None and node.pending.prompt and node.pending.query_id not in event.begun:

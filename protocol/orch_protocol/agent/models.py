@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from .spec import BackendSpec
 
-__all__ = ["THINKING", "Answers", "FindModel", "ListModels", "Localise", "ModelRow", "Price", "Thinking"]
+__all__ = ["THINKING", "FindModel", "ListModels", "ModelRow", "Price", "RecordModel", "RestrictToLocal", "Thinking"]
 
 Thinking: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model can be told to think."""
@@ -52,7 +52,7 @@ class ModelRow(Struct, frozen=True):
     thinks: tuple[str, ...] = ()
 
 
-class Localise(Struct, frozen=True, forbid_unknown_fields=True):
+class RestrictToLocal(Struct, frozen=True, forbid_unknown_fields=True):
     """From now on the calling agent's conversation is for models of this machine alone. With `look` only say which."""
 
     look: bool = False
@@ -68,7 +68,7 @@ class FindModel(Struct, frozen=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class Answers(Struct, frozen=True):
+class RecordModel(Struct, frozen=True):
     """The model behind `backend` answers for an agent; `chosen` as in AgentSpec."""
 
     backend: BackendSpec

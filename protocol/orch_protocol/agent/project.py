@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-__all__ = ["RANK", "ContextConfig", "ContextSpec", "Folder", "Page", "ProjectContext", "Surveyed"]
+__all__ = ["RANK", "ContextConfig", "ContextFile", "ContextSpec", "ProjectContext", "ProjectFolder", "ProjectSurvey"]
 
 ProjectContext: TypeAlias = Literal["none", "brief", "full"]
 """Nothing; what the project is, its layout and how its context files begin; or these files whole."""
@@ -41,7 +41,7 @@ class ContextConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return levels.get(preset, "none")
 
 
-class Folder(Struct, frozen=True):
+class ProjectFolder(Struct, frozen=True):
     """A folder of a project: how many files are below it (`more`: at least so many), and of what kind most are."""
 
     name: str
@@ -50,7 +50,7 @@ class Folder(Struct, frozen=True):
     kind: str = ""
 
 
-class Page(Struct, frozen=True):
+class ContextFile(Struct, frozen=True):
     """A context file: what was read of it, and whether that is not all. `problem` says why nothing was."""
 
     path: str
@@ -59,7 +59,7 @@ class Page(Struct, frozen=True):
     problem: str = ""
 
 
-class Surveyed(Struct, frozen=True):
+class ProjectSurvey(Struct, frozen=True):
     """All that was found in a folder, whoever may be told of it.
 
     `manifests` and `readme` are names of files, each with what it says of the project; `more_...` count what is not
@@ -68,12 +68,12 @@ class Surveyed(Struct, frozen=True):
 
     manifests: tuple[tuple[str, str], ...] = ()
     readme: tuple[str, str] | None = None
-    folders: tuple[Folder, ...] = ()
+    folders: tuple[ProjectFolder, ...] = ()
     more_folders: int = 0
     files: tuple[str, ...] = ()
     more_files: int = 0
-    pages: tuple[Page, ...] = ()
-    packages: tuple[Page, ...] = ()
+    pages: tuple[ContextFile, ...] = ()
+    packages: tuple[ContextFile, ...] = ()
     """Of each package, under its name, what it says of itself."""
 
 

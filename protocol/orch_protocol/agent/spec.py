@@ -6,13 +6,13 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, field
 
-from ..core.archives import Source
+from ..core.archives import ArchiveSource
 from ..core.budget import Budget
 from ..core.messages import Message
 from ..core.policy import PolicySpec
 from ..core.prompts import PromptSpec
 from ..core.sandbox import SandboxSpec
-from ..core.taint import Bit, Mark
+from ..core.taint import Bit, TaintLabel
 from ..core.workspace import WorkspaceSpec
 from ..hooks.stages import HooksSpec
 from ..resources.extensions import ExtensionSpec
@@ -24,7 +24,6 @@ __all__ = [
     "AgentSpec",
     "ArchivalSpec",
     "BackendSpec",
-    "Birth",
     "CompactionSpec",
     "Durability",
     "Kind",
@@ -32,6 +31,7 @@ __all__ = [
     "QueueMode",
     "Template",
     "ToolSpec",
+    "WorkerBirth",
 ]
 
 Durability: TypeAlias = Literal["process", "power"]
@@ -160,7 +160,7 @@ class AgentSpec(Struct, frozen=True):
     follow_up_mode: QueueMode | None = None
     template: Template = "lean"
     archival: ArchivalSpec | None = None
-    source: Source | None = None
+    source: ArchiveSource | None = None
     policy: PolicySpec = field(default_factory=PolicySpec)
     local: bool = False
     plan: bool = False
@@ -170,7 +170,7 @@ class AgentSpec(Struct, frozen=True):
     hooks: HooksSpec = HooksSpec()
     extensions: tuple[ExtensionSpec, ...] = ()
     withdrawn: tuple[str, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
     compaction: CompactionSpec | None = field(default_factory=CompactionSpec)
     sandbox: SandboxSpec = SandboxSpec()
     memory: MemorySpec | None = None
@@ -196,7 +196,7 @@ class AgentSpec(Struct, frozen=True):
         return tuple(name for name in self.grant if name not in self.withdrawn)
 
 
-class Birth(Struct, frozen=True):
+class WorkerBirth(Struct, frozen=True):
     """What a worker reads from its birth pipe: the token for its Hello, and the keys of its providers.
 
     Never in argv, environment, transcript or log.

@@ -14,9 +14,9 @@ from .text import plain_line
 
 __all__ = [
     "AnswerQuestion",
-    "Answered",
+    "AnswerResult",
+    "ApprovalDecision",
     "ApproveCall",
-    "Approved",
     "Consent",
     "ListPermissions",
     "Permission",
@@ -51,7 +51,7 @@ class ApproveCall(Struct, frozen=True, forbid_unknown_fields=True):
     tainted: bool = False
 
 
-class Approved(Struct, frozen=True):
+class ApprovalDecision(Struct, frozen=True):
     """Whether it may, and why not. `digest` is that of the call that was asked about.
 
     `by_pattern`: nobody was asked, a pattern approved earlier covers it.
@@ -176,7 +176,7 @@ class AnswerQuestion(Struct, frozen=True, forbid_unknown_fields=True):
     unasked: bool = False
 
 
-class Answered(Struct, frozen=True):
+class AnswerResult(Struct, frozen=True):
     """Whether that was the answer. It was not when another came first, or nobody waits any more: `note` says."""
 
     taken: bool

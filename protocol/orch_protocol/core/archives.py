@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from .messages import Message
 
-__all__ = ["ArchiveKind", "Collapse", "Source", "Span", "Upgrade"]
+__all__ = ["ArchiveKind", "ArchiveSource", "Collapse", "RecordUpgrade", "Span"]
 
 ArchiveKind: TypeAlias = Literal["turn", "phase", "era"]
 Span: TypeAlias = tuple[int, int]
@@ -35,7 +35,7 @@ class Collapse(Struct, frozen=True):
     record: dict[str, Any] = {}
 
 
-class Upgrade(Struct, frozen=True):
+class RecordUpgrade(Struct, frozen=True):
     """`stub` is a better text for what stands in `holder`'s place.
 
     Not `at_once`, it is used from the next collapse at or before that place on: until then what a provider has cached
@@ -47,7 +47,7 @@ class Upgrade(Struct, frozen=True):
     at_once: bool = True
 
 
-class Source(Struct, frozen=True):
+class ArchiveSource(Struct, frozen=True):
     """Where a holder finds what it holds: the lines `spans` of the session file in `folder`, of its agent `owner`.
 
     An era holds more than anybody reads at once: it is shown the records of its members, `shown`, and with each

@@ -15,19 +15,19 @@ from .messages import Usage
 
 __all__ = [
     "KINDS",
-    "Amounts",
     "Budget",
+    "BudgetAmounts",
     "BudgetChange",
+    "BudgetReservationResult",
+    "BudgetSettled",
     "BudgetShown",
     "ChangeBudget",
-    "Reserve",
-    "Reserved",
-    "Settle",
-    "Settled",
-    "Spent",
+    "ReserveBudget",
+    "SettleBudget",
+    "SideSpending",
     "amounts_of",
+    "apply_change",
     "budget_in",
-    "changed",
     "limit_of",
 ]
 
@@ -39,7 +39,7 @@ Count = Annotated[int, Meta(ge=1, le=10**12)]
 Amount = Annotated[float, Meta(ge=0, le=1e12)]
 
 
-class Amounts(Struct, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
+class BudgetAmounts(Struct, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
     """So much of each kind: US dollars, tokens that models read and wrote, seconds of work by the clock, seconds that
     tools ran, responses of models, calls of tools, processes that were started."""
 
@@ -51,15 +51,15 @@ class Amounts(Struct, frozen=True, gc=False, forbid_unknown_fields=True, kw_only
     tool_calls: Amount = 0.0
     processes: Amount = 0.0
 
-    def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(**{kind: getattr(self, kind) + getattr(other, kind) for kind in KINDS})
+    def __add__(self, other: BudgetAmounts) -> BudgetAmounts:
+        return BudgetAmounts(**{kind: getattr(self, kind) + getattr(other, kind) for kind in KINDS})
 
-    def only(self, kinds: frozenset[str]) -> Amounts:
+    def only(self, kinds: frozenset[str]) -> BudgetAmounts:
         """Return what of this is of `kinds`."""
-        return Amounts(**{kind: getattr(self, kind) for kind in kinds})
+        return BudgetAmounts(**{kind: getattr(self, kind) for kind in kinds})
 
 
-KINDS: Final = Amounts.__struct_fields__
+KINDS: Final = BudgetAmounts.__struct_fields__
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -91,40 +91,40 @@ class BudgetChange(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return {name: limit for name, limit in said if limit is not UNSET}
 
 
-class Reserve(Struct, frozen=True, forbid_unknown_fields=True):
+class ReserveBudget(Struct, frozen=True, forbid_unknown_fields=True):
     """Put something aside: the least that will do, what is enough nearly always, and the most that it can take.
 
     For agents in a turn, or `beside` it: what that takes is told otherwise.
     """
 
-    least: Amounts
-    enough: Amounts
-    most: Amounts
+    least: BudgetAmounts
+    enough: BudgetAmounts
+    most: BudgetAmounts
     beside: bool = False
 
 
-class Reserved(Struct, frozen=True):
+class BudgetReservationResult(Struct, frozen=True):
     """So much may be used, until `id` is settled. `why` tells of the budget when that is not all."""
 
     id: str
-    amounts: Amounts
+    amounts: BudgetAmounts
     why: str = ""
 
 
-class Settle(Struct, frozen=True, forbid_unknown_fields=True):
+class SettleBudget(Struct, frozen=True, forbid_unknown_fields=True):
     """Of what was put aside as `id` so much was used, which is on record; the rest is free again."""
 
     id: str
-    amounts: Amounts
+    amounts: BudgetAmounts
 
 
-class Settled(Struct, frozen=True):
+class BudgetSettled(Struct, frozen=True):
     """It is. `low` tells of the budgets that are nearly used up."""
 
     low: str = ""
 
 
-class Spent(Struct, frozen=True, forbid_unknown_fields=True):
+class SideSpending(Struct, frozen=True, forbid_unknown_fields=True):
     """The agent used so much beside its turns."""
 
     usage: Usage
@@ -141,7 +141,7 @@ class BudgetShown(Struct, frozen=True):
 
     budget: Budget
     configured: Budget
-    spent: Amounts
+    spent: BudgetAmounts
 
 
 def limit_of(kind: str) -> str:
@@ -149,10 +149,10 @@ def limit_of(kind: str) -> str:
     return "max_cost_usd" if kind == "usd" else f"max_{kind}"
 
 
-def amounts_of(usage: Usage) -> Amounts:
+def amounts_of(usage: Usage) -> BudgetAmounts:
     """Return what `usage` comes to of each kind that it tells of."""
     tokens = usage.input_tokens + usage.output_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-    return Amounts(
+    return BudgetAmounts(
         usd=usage.cost_usd,
         tokens=tokens,
         tool_seconds=usage.tool_seconds,
@@ -161,7 +161,7 @@ def amounts_of(usage: Usage) -> Amounts:
     )
 
 
-def changed(budget: B, change: BudgetChange) -> B:
+def apply_change(budget: B, change: BudgetChange) -> B:
     """Return `budget`, or what is one and more, with the limits that `change` sets."""
     return msgspec.structs.replace(budget, **change.limits())
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from .errors import Outcome
-from .taint import Mark
+from .taint import TaintLabel
 
 __all__ = [
     "INVALID_INPUT",
@@ -183,7 +183,7 @@ class Reply(Struct, frozen=True, gc=False):
         """How the turn ended: `done`, or cut short."""
         return CUT_SHORT.get(self.stop_reason, "done")
 
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
     whole: str = ""
     denied: int = 0
 

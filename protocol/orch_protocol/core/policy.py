@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from .taint import Mark, TaintConfig
+from .taint import TaintConfig, TaintLabel
 
 __all__ = [
     "DANGEROUS",
@@ -69,7 +69,7 @@ class PolicyCall(Struct, frozen=True, forbid_unknown_fields=True):
     agent_id: str = ""
     depth: int = 0
     folder: str = ""
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
 
 
 class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):

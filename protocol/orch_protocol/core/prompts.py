@@ -14,10 +14,10 @@ __all__ = [
     "PartRow",
     "PromptConfig",
     "PromptPart",
+    "PromptResult",
     "PromptRules",
     "PromptShown",
     "PromptSpec",
-    "Prompted",
     "ShowPrompt",
     "Tier",
 ]
@@ -93,7 +93,7 @@ class ShowPrompt(Struct, frozen=True, forbid_unknown_fields=True):
     ref: str
 
 
-class Prompted(Struct, frozen=True, omit_defaults=True):
+class PromptResult(Struct, frozen=True, omit_defaults=True):
     """The prompt as the agent's process has it; or `error` says why it cannot be told."""
 
     shown: PromptShown | None = None

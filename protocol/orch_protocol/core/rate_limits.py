@@ -6,10 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-__all__ = ["Admit", "Admitted", "LaneLeft", "LaneRefused"]
+__all__ = ["AdmitRequest", "ModelRefused", "RequestAdmitted", "RequestEnded"]
 
 
-class LaneRefused(Struct, frozen=True, forbid_unknown_fields=True):
+class ModelRefused(Struct, frozen=True, forbid_unknown_fields=True):
     """A model refused a request for being one too many. `wait` is the seconds that it asks to wait, None if it does not
     say. `lane` is who was asked, as `provider:model`."""
 
@@ -17,19 +17,19 @@ class LaneRefused(Struct, frozen=True, forbid_unknown_fields=True):
     wait: Annotated[float, Meta(ge=0)] | None = None
 
 
-class Admit(Struct, frozen=True, forbid_unknown_fields=True):
+class AdmitRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """May the next request to `lane` be made? The answer comes when it may."""
 
     lane: str
 
 
-class Admitted(Struct, frozen=True):
-    """It may. `id` is to be given back with LaneLeft; "" when nobody counts any more, nor need anybody ask again."""
+class RequestAdmitted(Struct, frozen=True):
+    """The request may be made. Pass `id` to RequestEnded; with "" nothing is counted and no more asking is needed."""
 
     id: str
 
 
-class LaneLeft(Struct, frozen=True, forbid_unknown_fields=True):
+class RequestEnded(Struct, frozen=True, forbid_unknown_fields=True):
     """The request that was admitted as `id` is over; `ok` when it was answered."""
 
     lane: str

@@ -9,7 +9,17 @@ from msgspec import Struct
 
 from .text import plain_line
 
-__all__ = ["BITS", "Bit", "Mark", "TaintConfig", "bare", "bits_in", "joined", "mark", "passed_on"]
+__all__ = [
+    "BITS",
+    "Bit",
+    "TaintConfig",
+    "TaintLabel",
+    "bits_in",
+    "inherited_labels",
+    "join_labels",
+    "taint_label",
+    "without_sources",
+]
 
 Bit: TypeAlias = Literal["untrusted", "sensitive", "acts"]
 """Content that somebody else wrote; what is not for everybody; changing something, or saying something outside."""
@@ -22,7 +32,7 @@ AGENT: Final = "agent "
 SHAPES: Final = str.maketrans("[]", "()")
 
 
-class Mark(Struct, frozen=True, gc=False):
+class TaintLabel(Struct, frozen=True, gc=False):
     """A bit of a conversation, and what brought it: a call, an agent, an archive, on one line."""
 
     bit: Bit
@@ -43,17 +53,17 @@ class TaintConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """By tool, in place of what it says itself: which of the three a call of it brings."""
 
 
-def mark(bit: Bit, by: str) -> Mark:
+def taint_label(bit: Bit, by: str) -> TaintLabel:
     """Return a mark; whatever is in `by` becomes a part of one line in which no label begins or ends."""
-    return Mark(bit, plain_line(by.translate(SHAPES), WIDTH))
+    return TaintLabel(bit, plain_line(by.translate(SHAPES), WIDTH))
 
 
-def bits_in(marks: Iterable[Mark]) -> frozenset[Bit]:
+def bits_in(marks: Iterable[TaintLabel]) -> frozenset[Bit]:
     """Return which bits `marks` are about."""
     return frozenset(each.bit for each in marks)
 
 
-def joined(known: tuple[Mark, ...], marks: Iterable[Mark]) -> tuple[Mark, ...]:
+def join_labels(known: tuple[TaintLabel, ...], marks: Iterable[TaintLabel]) -> tuple[TaintLabel, ...]:
     """Return `known` with what of `marks` is new, as far as one bit needs no more than a few."""
     if not (new := [each for each in marks if each not in known]):
         return known
@@ -65,19 +75,19 @@ def joined(known: tuple[Mark, ...], marks: Iterable[Mark]) -> tuple[Mark, ...]:
     return known
 
 
-def bare(marks: Iterable[Mark]) -> tuple[Mark, ...]:
+def without_sources(marks: Iterable[TaintLabel]) -> tuple[TaintLabel, ...]:
     """Return `marks` without what brought them, which is not to be kept: that they are there counts all the same."""
     bits = bits_in(marks)
-    return tuple(Mark(bit) for bit in BITS if bit in bits)
+    return tuple(TaintLabel(bit) for bit in BITS if bit in bits)
 
 
-def passed_on(marks: Iterable[Mark], agent: str) -> tuple[Mark, ...]:
+def inherited_labels(marks: Iterable[TaintLabel], agent: str) -> tuple[TaintLabel, ...]:
     """Return what of `marks`, those of `agent`, goes over to who is told something by it: content, not deeds.
 
     Of a long way the first agent is named, so that what goes to and fro stays what it was.
     """
     return tuple(
-        each if each.by.startswith(AGENT) else mark(each.bit, f"{AGENT}{agent}: {each.by}")
+        each if each.by.startswith(AGENT) else taint_label(each.bit, f"{AGENT}{agent}: {each.by}")
         for each in marks
         if each.bit != "acts"
     )

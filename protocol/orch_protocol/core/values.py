@@ -5,12 +5,12 @@ from __future__ import annotations
 from msgspec import Struct
 
 from .errors import ErrorInfo
-from .taint import Mark
+from .taint import TaintLabel
 
-__all__ = ["Export", "Exported", "TakeValue", "Taken", "Value"]
+__all__ = ["ExportResult", "ExportValue", "TakeValue", "TakenValue", "ValueInfo"]
 
 
-class Value(Struct, frozen=True):
+class ValueInfo(Struct, frozen=True):
     """A value under a handle of an agent: what it is, as in a marker, and the file of its stash that holds it.
 
     `kind` says what the file's bytes are, `digest` is the beginning of their SHA-256 in hex, `size` what the value took
@@ -25,20 +25,20 @@ class Value(Struct, frozen=True):
     kind: str
     file: str
     digest: str
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
     local: bool = False
 
 
-class Export(Struct, frozen=True, gc=False):
+class ExportValue(Struct, frozen=True, gc=False):
     """Let the value that `name` stands for, bound by code or a handle, be a file of data."""
 
     name: str
 
 
-class Exported(Struct, frozen=True, gc=False, omit_defaults=True):
+class ExportResult(Struct, frozen=True, gc=False, omit_defaults=True):
     """It is. Exactly one of `value` and `error` is set."""
 
-    value: Value | None = None
+    value: ValueInfo | None = None
     error: ErrorInfo | None = None
 
 
@@ -49,10 +49,10 @@ class TakeValue(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
 
-class Taken(Struct, frozen=True):
+class TakenValue(Struct, frozen=True):
     """A value of the agent `id`, in the file at `path`, which stays the agent's: who wants to keep it copies it."""
 
     id: str
     name: str
     path: str
-    value: Value
+    value: ValueInfo

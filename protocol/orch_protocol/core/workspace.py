@@ -11,21 +11,21 @@ from msgspec import Meta, Struct
 
 __all__ = [
     "WORKSPACE",
-    "ArrangeWorkspace",
-    "Arranged",
     "Artifact",
-    "Drop",
-    "FileMark",
-    "Keep",
-    "Pin",
+    "ChangeWorkspace",
+    "DropArtifacts",
+    "FileState",
+    "InvalidateArtifacts",
+    "KeepArtifact",
+    "PinArtifacts",
     "ShowWorkspace",
-    "Stale",
     "Step",
-    "Steps",
-    "Touch",
+    "TouchArtifacts",
+    "WorkspaceChanged",
     "WorkspaceConfig",
     "WorkspaceShown",
     "WorkspaceSpec",
+    "WorkspaceSteps",
 ]
 
 WORKSPACE: Final = "workspace"
@@ -37,7 +37,7 @@ Count = Annotated[int, Meta(ge=1, le=10**9)]
 Bytes = Annotated[int, Meta(ge=1, le=10**15)]
 
 
-class FileMark(Struct, frozen=True, omit_defaults=True):
+class FileState(Struct, frozen=True, omit_defaults=True):
     """A file as it was: by its time of change (`mtime`, in ns) and `size`, and `sha256` (its beginning) if it is small.
 
     `path` is relative to the agent's folder where it is below it.
@@ -70,7 +70,7 @@ class Artifact(Struct, frozen=True, omit_defaults=True):
     at: str = ""
     used: int = 0
     deps: tuple[str, ...] = ()
-    files: tuple[FileMark, ...] = ()
+    files: tuple[FileState, ...] = ()
     size: int = 0
     handle: str = ""
     untrusted: bool = False
@@ -78,7 +78,7 @@ class Artifact(Struct, frozen=True, omit_defaults=True):
     pinned: bool = False
 
 
-class Keep(Struct, frozen=True, tag="keep"):
+class KeepArtifact(Struct, frozen=True, tag="keep"):
     """There is an artifact, in place of the one of its name; what was made from that one is stale then, and all below.
 
     One that is the `same` as before makes nothing stale.
@@ -88,38 +88,38 @@ class Keep(Struct, frozen=True, tag="keep"):
     same: bool = False
 
 
-class Touch(Struct, frozen=True, tag="touch"):
+class TouchArtifacts(Struct, frozen=True, tag="touch"):
     """The artifacts called `names` were used in that turn."""
 
     names: tuple[str, ...]
     turn: int
 
 
-class Stale(Struct, frozen=True, tag="stale"):
+class InvalidateArtifacts(Struct, frozen=True, tag="stale"):
     """The artifacts called `names` are not to be relied on any more, and neither is what was made from them."""
 
     names: tuple[str, ...]
     why: str
 
 
-class Pin(Struct, frozen=True, tag="pin"):
+class PinArtifacts(Struct, frozen=True, tag="pin"):
     """The artifacts called `names` are told of first, and kept; not `pinned`: they are like others again."""
 
     names: tuple[str, ...]
     pinned: bool = True
 
 
-class Drop(Struct, frozen=True, tag="drop"):
+class DropArtifacts(Struct, frozen=True, tag="drop"):
     """The artifacts called `names` are not kept any more."""
 
     names: tuple[str, ...]
     why: str = ""
 
 
-Step: TypeAlias = Keep | Touch | Stale | Pin | Drop
+Step: TypeAlias = KeepArtifact | TouchArtifacts | InvalidateArtifacts | PinArtifacts | DropArtifacts
 
 
-class Steps(Struct, frozen=True, omit_defaults=True):
+class WorkspaceSteps(Struct, frozen=True, omit_defaults=True):
     """What happened to a workspace in the query `query`, in order; `deleted` is when that was deleted for good."""
 
     query: str = ""
@@ -179,7 +179,7 @@ class WorkspaceShown(Struct, frozen=True):
     enabled: bool = True
 
 
-class ArrangeWorkspace(Struct, frozen=True, forbid_unknown_fields=True):
+class ChangeWorkspace(Struct, frozen=True, forbid_unknown_fields=True):
     """Change the workspace of `ref`: `pin`, `unpin` or `drop` artifacts, by name or its end behind the colon.
 
     With `prune`, forget what the agent's rules would have it forget; `turns` and `bytes` are other bounds than theirs.
@@ -194,7 +194,7 @@ class ArrangeWorkspace(Struct, frozen=True, forbid_unknown_fields=True):
     bytes: Bytes | None = None
 
 
-class Arranged(Struct, frozen=True):
+class WorkspaceChanged(Struct, frozen=True):
     """What was asked for is on record: the full names of the artifacts that were pinned, unpinned and dropped."""
 
     id: str

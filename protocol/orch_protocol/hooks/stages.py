@@ -51,16 +51,16 @@ __all__ = [
     "ALIASES",
     "EVERYTHING",
     "STAGES",
-    "Acted",
-    "HookAct",
+    "HookAction",
+    "HookActions",
+    "HookReplies",
+    "HookReply",
     "HookRow",
-    "HookSaid",
     "HookTally",
-    "HooksRan",
-    "HooksSaid",
     "HooksSpec",
     "Kind",
     "OnError",
+    "ReportHooks",
     "RunHook",
     "RunHooks",
     "Stage",
@@ -205,7 +205,7 @@ class RunHooks(Struct, frozen=True, forbid_unknown_fields=True):
     asked: tuple[RunHook, ...]
 
 
-class HookSaid(Struct, frozen=True, omit_defaults=True):
+class HookReply(Struct, frozen=True, omit_defaults=True):
     """What a hook said, within so many seconds: a patch, a decision, neither; or why it said nothing, and whether that
     was the time."""
 
@@ -216,10 +216,10 @@ class HookSaid(Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
 
 
-class HooksSaid(Struct, frozen=True):
+class HookReplies(Struct, frozen=True):
     """What hooks said, in the order in which they were asked for."""
 
-    rows: tuple[HookSaid, ...]
+    rows: tuple[HookReply, ...]
 
 
 class HookTally(Struct, frozen=True):
@@ -241,7 +241,7 @@ ACTED: Final = "orch.hooks"
 """The kind of entry of a session that says what hooks did."""
 
 
-class HookAct(Struct, frozen=True, omit_defaults=True):
+class HookAction(Struct, frozen=True, omit_defaults=True):
     """What one hook did at a stage, in so many seconds: the names of fields that it changed, and decisions; or why
     nothing came of it."""
 
@@ -252,17 +252,17 @@ class HookAct(Struct, frozen=True, omit_defaults=True):
     error: str = ""
 
 
-class Acted(Struct, frozen=True, omit_defaults=True):
+class HookActions(Struct, frozen=True, omit_defaults=True):
     """What hooks did in the query `turn`, in order; `more` says how often something that is not here. When all that was
     said in it was deleted, that was on `deleted`."""
 
     turn: str
-    acts: tuple[HookAct, ...] = ()
+    acts: tuple[HookAction, ...] = ()
     more: int = 0
     deleted: str = ""
 
     @classmethod
-    def of(cls, data: Any) -> Acted | None:
+    def of(cls, data: Any) -> HookActions | None:
         """Return what `data` of an entry says, None when that is somebody else's."""
         try:
             return msgspec.convert(data, cls)
@@ -270,7 +270,7 @@ class Acted(Struct, frozen=True, omit_defaults=True):
             return None
 
 
-class HooksRan(Struct, frozen=True):
+class ReportHooks(Struct, frozen=True):
     """What the hooks of one turn did."""
 
     rows: tuple[HookTally, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["MOST", "RESERVED", "why_not"]
+__all__ = ["MOST", "RESERVED", "invalid_key_reason"]
 
 MOST: Final = 3
 """Keys that are pressed one after the other."""
@@ -24,7 +24,7 @@ RESERVED: Final = frozenset(
 """Keys with which people write, send, leave and interrupt."""
 
 
-def why_not(key: str) -> str:
+def invalid_key_reason(key: str) -> str:
     """Return why nobody can bind `key`, such as `c-t`, `f5`, `escape s` or `c-x c-t`; "" when it can be bound."""
     parts = key.split(" ")
     if len(parts) > MOST:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from ..core.taint import Mark
+from ..core.taint import TaintLabel
 
 __all__ = ["MemoryConfig", "MemorySpec", "Note", "NoteSource"]
 
@@ -27,7 +27,7 @@ class Note(Struct, frozen=True, omit_defaults=True):
     source: NoteSource = "agent"
     agent: str = ""
     turn: str = ""
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
 
 
 class MemoryConfig(Struct, frozen=True, forbid_unknown_fields=True):

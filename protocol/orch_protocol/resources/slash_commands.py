@@ -20,18 +20,18 @@ __all__ = [
     "CommandCatalog",
     "CommandRow",
     "Deed",
-    "Did",
-    "Do",
     "Effect",
     "EffectKind",
     "Execute",
     "Executed",
     "Keybinding",
     "Kind",
+    "ListCommands",
     "RunCommand",
+    "RunUserTool",
     "ShowCommands",
-    "TellCommands",
-    "UseTool",
+    "UserAction",
+    "UserActionResult",
     "Widget",
     "WidgetPlace",
     "is_flag",
@@ -172,7 +172,7 @@ class Executed(Struct, frozen=True):
     is_error: bool = False
 
 
-class UseTool(Struct, frozen=True, tag="tool"):
+class RunUserTool(Struct, frozen=True, tag="tool"):
     """Let the tool `name` run with `input`, asked for by a person who typed `line`; no model has a say in it.
 
     `heard`: the model is told of it, and it stands in the conversation; else it is on record alone. With `looks` it
@@ -194,14 +194,14 @@ class RunCommand(Struct, frozen=True, tag="command"):
     line: str = ""
 
 
-class TellCommands(Struct, frozen=True, tag="commands"):
+class ListCommands(Struct, frozen=True, tag="commands"):
     """Say which commands, keys and widgets the agent's extensions have brought."""
 
 
-Deed: TypeAlias = UseTool | RunCommand | TellCommands
+Deed: TypeAlias = RunUserTool | RunCommand | ListCommands
 
 
-class Do(Struct, frozen=True):
+class UserAction(Struct, frozen=True):
     """Something that the agent's process is to do for a person, without a model; the frame's id names it. For `hooks`
     see Query."""
 
@@ -209,8 +209,8 @@ class Do(Struct, frozen=True):
     hooks: tuple[HookRow, ...] = ()
 
 
-class Did(Struct, frozen=True, omit_defaults=True):
-    """What came of it, or `error` says why nothing did. `catalog` is the answer to TellCommands."""
+class UserActionResult(Struct, frozen=True, omit_defaults=True):
+    """What came of it, or `error` says why nothing did. `catalog` is the answer to ListCommands."""
 
     text: str = ""
     data: Any = None

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..core.approval import Answered, AnswerQuestion, ApproveCall, Approved, ListPermissions, Permission, Revoke
+from ..core.approval import (
+    AnswerQuestion,
+    AnswerResult,
+    ApprovalDecision,
+    ApproveCall,
+    ListPermissions,
+    Permission,
+    Revoke,
+)
 from ..core.policy import PolicyCall, Verdict
 from .service import EVERY_AGENT, USERS_ONLY, Service
 
@@ -14,9 +22,9 @@ EVALUATE_POLICY: Final = Service(
     "judge", PolicyCall, Verdict, EVERY_AGENT, "Evaluate the program's policy callback for a tool call."
 )
 REQUEST_APPROVAL: Final = Service(
-    "approve", ApproveCall, Approved, EVERY_AGENT, "Request the user's approval of a tool call."
+    "approve", ApproveCall, ApprovalDecision, EVERY_AGENT, "Request the user's approval of a tool call."
 )
-ANSWER_APPROVAL: Final = Service("answer", AnswerQuestion, Answered, USERS_ONLY, "Answer an approval request.")
+ANSWER_APPROVAL: Final = Service("answer", AnswerQuestion, AnswerResult, USERS_ONLY, "Answer an approval request.")
 LIST_PERMISSIONS: Final = Service(
     "permissions", ListPermissions, list[Permission], USERS_ONLY, "List stored permissions."
 )

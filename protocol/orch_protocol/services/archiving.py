@@ -15,17 +15,17 @@ __all__ = [
     "COMMIT_ARCHIVES",
     "PLAN_ARCHIVING",
     "SUMMARIZE_ARCHIVE",
-    "Archive",
     "ArchivePlan",
-    "Archived",
-    "Summarise",
+    "CommitArchives",
+    "PlanArchiving",
+    "SummarizeArchive",
     "SummaryOrder",
     "SummaryRequest",
     "SummaryStep",
 ]
 
 
-class Archive(Struct, frozen=True):
+class PlanArchiving(Struct, frozen=True):
     """The calling agent asks what of its conversation is to go to holders now.
 
     Between turns `stop_reason` says how the last one ended, None means that a turn is under way; `last` is the entry
@@ -58,7 +58,7 @@ class ArchivePlan(Struct, frozen=True):
     summarise: tuple[SummaryOrder, ...] = ()
 
 
-class Archived(Struct, frozen=True):
+class CommitArchives(Struct, frozen=True):
     """These archives of the calling agent are on record, and its next request has `context_tokens`.
 
     None are when `problem` says why not. `turns` has the query ids of archived turns, by holder.
@@ -78,7 +78,7 @@ class SummaryRequest(Struct, frozen=True):
     model: str | None = None
 
 
-class Summarise(Struct, frozen=True):
+class SummarizeArchive(Struct, frozen=True):
     """How far the summary of the archive `holder` is: what the model answered last, None before it was asked."""
 
     holder: str
@@ -96,11 +96,11 @@ class SummaryStep(Struct, frozen=True):
 
 
 PLAN_ARCHIVING: Final = Service(
-    "archive", Archive, ArchivePlan, ARCHIVING_AGENTS, "Plan which turns of the calling agent to archive now."
+    "archive", PlanArchiving, ArchivePlan, ARCHIVING_AGENTS, "Plan which turns of the calling agent to archive now."
 )
 COMMIT_ARCHIVES: Final = Service(
-    "archived", Archived, Empty, ARCHIVING_AGENTS, "Record archives that the calling agent has written."
+    "archived", CommitArchives, Empty, ARCHIVING_AGENTS, "Record archives that the calling agent has written."
 )
 SUMMARIZE_ARCHIVE: Final = Service(
-    "summarise", Summarise, SummaryStep, ARCHIVING_AGENTS, "Take the next step of summarizing an archive."
+    "summarise", SummarizeArchive, SummaryStep, ARCHIVING_AGENTS, "Take the next step of summarizing an archive."
 )

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..core.budget import BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled, Spent
-from ..core.rate_limits import Admit, Admitted, LaneLeft, LaneRefused
+from ..core.budget import (
+    BudgetReservationResult,
+    BudgetSettled,
+    BudgetShown,
+    ChangeBudget,
+    ReserveBudget,
+    SettleBudget,
+    SideSpending,
+)
+from ..core.rate_limits import AdmitRequest, ModelRefused, RequestAdmitted, RequestEnded
 from .service import ARCHIVING_AGENTS, EVERY_AGENT, USERS_ONLY, Empty, Service
 
 __all__ = [
@@ -19,17 +27,19 @@ __all__ = [
 ]
 
 RESERVE_BUDGET: Final = Service(
-    "reserve", Reserve, Reserved, EVERY_AGENT, "Reserve budget for a model request or tool call."
+    "reserve", ReserveBudget, BudgetReservationResult, EVERY_AGENT, "Reserve budget for a model request or tool call."
 )
-SETTLE_BUDGET: Final = Service("settle", Settle, Settled, EVERY_AGENT, "Settle a reservation with the actual usage.")
-RECORD_USAGE: Final = Service("spent", Spent, Empty, ARCHIVING_AGENTS, "Record usage that had no reservation.")
+SETTLE_BUDGET: Final = Service(
+    "settle", SettleBudget, BudgetSettled, EVERY_AGENT, "Settle a reservation with the actual usage."
+)
+RECORD_USAGE: Final = Service("spent", SideSpending, Empty, ARCHIVING_AGENTS, "Record usage that had no reservation.")
 CHANGE_BUDGET: Final = Service(
     "budget", ChangeBudget, BudgetShown, USERS_ONLY, "Show or change the budget of all agents together."
 )
 REPORT_RATE_LIMIT: Final = Service(
-    "refused", LaneRefused, Empty, EVERY_AGENT, "Report that a provider refused a request for its rate limit."
+    "refused", ModelRefused, Empty, EVERY_AGENT, "Report that a provider refused a request for its rate limit."
 )
 ADMIT_REQUEST: Final = Service(
-    "admit", Admit, Admitted, EVERY_AGENT, "Wait for permission to send a rate-limited request."
+    "admit", AdmitRequest, RequestAdmitted, EVERY_AGENT, "Wait for permission to send a rate-limited request."
 )
-RELEASE_REQUEST: Final = Service("left", LaneLeft, Empty, EVERY_AGENT, "Report that an admitted request has ended.")
+RELEASE_REQUEST: Final = Service("left", RequestEnded, Empty, EVERY_AGENT, "Report that an admitted request has ended.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..hooks.stages import HooksRan, HooksSaid, RunHooks
+from ..hooks.stages import HookReplies, ReportHooks, RunHooks
 from .service import EVERY_AGENT, Empty, Service
 
 __all__ = ["RECORD_HOOK_RUNS", "RUN_HOOKS"]
 
 RUN_HOOKS: Final = Service(
-    "run_hooks", RunHooks, HooksSaid, EVERY_AGENT, "Call hooks of the user's program for the calling agent."
+    "run_hooks", RunHooks, HookReplies, EVERY_AGENT, "Call hooks of the user's program for the calling agent."
 )
 RECORD_HOOK_RUNS: Final = Service(
-    "hooks_ran", HooksRan, Empty, EVERY_AGENT, "Record which hooks ran and what they did."
+    "hooks_ran", ReportHooks, Empty, EVERY_AGENT, "Record which hooks ran and what they did."
 )

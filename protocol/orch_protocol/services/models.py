@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..agent.models import Answers, FindModel, ListModels, Localise, ModelRow
+from ..agent.models import FindModel, ListModels, ModelRow, RecordModel, RestrictToLocal
 from ..agent.spec import BackendSpec
 from .service import EVERY_AGENT, Empty, Service, agents_with
 
@@ -15,8 +15,8 @@ LIST_MODELS: Final = Service(
 )
 FIND_MODEL: Final = Service("find_model", FindModel, BackendSpec, EVERY_AGENT, "Return the complete spec of a model.")
 RESTRICT_TO_LOCAL: Final = Service(
-    "localise", Localise, BackendSpec, EVERY_AGENT, "Restrict the calling agent to models of this machine."
+    "localise", RestrictToLocal, BackendSpec, EVERY_AGENT, "Restrict the calling agent to models of this machine."
 )
 RESOLVE_MODEL: Final = Service(
-    "answers", Empty, Answers, EVERY_AGENT, "Return the model that the calling agent's session selects."
+    "answers", Empty, RecordModel, EVERY_AGENT, "Return the model that the calling agent's session selects."
 )

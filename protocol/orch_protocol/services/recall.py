@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ..core.archives import ArchiveKind
 from ..core.messages import Message
-from ..core.taint import Mark
+from ..core.taint import TaintLabel
 from .service import USERS_ONLY, Service, agents_with
 
 __all__ = [
@@ -18,13 +18,13 @@ __all__ = [
     "READ_ARCHIVE",
     "SEARCH_ARCHIVE",
     "ArchiveRow",
-    "Hit",
     "ListArchives",
-    "MarksOf",
-    "Prune",
-    "Pruned",
+    "ListTaintLabels",
+    "PruneArchives",
+    "PrunedArchives",
     "ReadArchive",
     "SearchArchive",
+    "SearchHit",
 ]
 
 
@@ -65,7 +65,7 @@ class SearchArchive(Struct, frozen=True, forbid_unknown_fields=True):
     ref: str | None = None
 
 
-class Hit(Struct, frozen=True):
+class SearchHit(Struct, frozen=True):
     """A place in an archive. `entry` counts its messages from 1, as `read_archive` does.
 
     `text` is the passage; `exact` says whether all of the query stands in it, letter by letter.
@@ -86,13 +86,13 @@ class ReadArchive(Struct, frozen=True, forbid_unknown_fields=True):
     last: int | None = None
 
 
-class MarksOf(Struct, frozen=True, forbid_unknown_fields=True):
+class ListTaintLabels(Struct, frozen=True, forbid_unknown_fields=True):
     """What the archives `ids` bring into a conversation that is shown something of them."""
 
     ids: tuple[str, ...]
 
 
-class Prune(Struct, frozen=True, forbid_unknown_fields=True):
+class PruneArchives(Struct, frozen=True, forbid_unknown_fields=True):
     """Delete for good what was archived longer ago than `older`: seconds, or a text such as "30d".
 
     Of `ref` and the agents below it; None means everybody's. With `dry_run` nothing is deleted.
@@ -103,7 +103,7 @@ class Prune(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
-class Pruned(Struct, frozen=True):
+class PrunedArchives(Struct, frozen=True):
     """What was (with `dry_run`: would be) deleted: archives, and how many bytes their messages and sessions had.
 
     `busy` tells why the archives of some agents stayed, by the agent's id: they were at work.
@@ -116,12 +116,18 @@ class Pruned(Struct, frozen=True):
 
 LIST_ARCHIVES: Final = Service("archives", ListArchives, list[ArchiveRow], USERS_ONLY, "List archives.")
 SEARCH_ARCHIVE: Final = Service(
-    "search_archive", SearchArchive, list[Hit], agents_with("search_archive"), "Search archived messages."
+    "search_archive", SearchArchive, list[SearchHit], agents_with("search_archive"), "Search archived messages."
 )
 LIST_TAINT_LABELS: Final = Service(
-    "marks", MarksOf, list[Mark], agents_with("search_archive", "read_archive"), "List the taint labels of archives."
+    "marks",
+    ListTaintLabels,
+    list[TaintLabel],
+    agents_with("search_archive", "read_archive"),
+    "List the taint labels of archives.",
 )
 READ_ARCHIVE: Final = Service(
     "read_archive", ReadArchive, list[Message], agents_with("read_archive"), "Read messages of an archive."
 )
-PRUNE_ARCHIVES: Final = Service("prune", Prune, Pruned, USERS_ONLY, "Delete archives older than a given age.")
+PRUNE_ARCHIVES: Final = Service(
+    "prune", PruneArchives, PrunedArchives, USERS_ONLY, "Delete archives older than a given age."
+)

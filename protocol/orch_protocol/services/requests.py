@@ -15,8 +15,8 @@ from ..agent.plan import Task
 from ..agent.project import ContextConfig, ProjectContext
 from ..agent.spec import AgentSpec, Limits, QueueMode, Template, ToolSpec
 from ..core.budget import (
-    Amounts,
     Budget,
+    BudgetAmounts,
     BudgetChange,
 )
 from ..core.errors import Outcome
@@ -24,7 +24,7 @@ from ..core.messages import Message, Reply, Usage
 from ..core.policy import PolicySpec
 from ..core.prompts import PromptSpec
 from ..core.sandbox import Level, SandboxConfig
-from ..core.taint import Mark
+from ..core.taint import TaintLabel
 from ..hooks.stages import HooksSpec
 from ..resources.skills import SkillsConfig, SkillSpec
 from .recall import ArchiveRow
@@ -47,26 +47,26 @@ __all__ = [
     "SPAWN",
     "SUBMIT",
     "WAIT",
+    "AgentRef",
     "AgentRow",
+    "AskAll",
+    "AskAllResult",
     "CancelTurn",
     "Collect",
     "Kill",
     "Killed",
-    "List",
+    "ListAgents",
     "LiveAgent",
-    "MapAgents",
-    "Mapped",
-    "NarrowAgent",
     "QueryAgent",
-    "Ref",
     "Resume",
+    "RevokeAgentTools",
+    "RootToolResult",
     "RunTool",
-    "Show",
+    "ShowAgent",
     "Spawn",
     "Spawned",
     "Status",
     "Submitted",
-    "ToolRan",
     "Wait",
     "Waited",
 ]
@@ -120,7 +120,7 @@ class Spawn(Struct, frozen=True, forbid_unknown_fields=True):
     context_rules: ContextConfig | None = None
     hooks: HooksSpec | None = None
     prompt: PromptSpec | None = None
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
     sandbox: SandboxConfig | None = None
     persist: bool = True
     depth: Literal[0, 1] = 1
@@ -147,7 +147,7 @@ class Spawned(Struct, frozen=True):
     note: str = ""
 
 
-class Ref(Struct, frozen=True, forbid_unknown_fields=True):
+class AgentRef(Struct, frozen=True, forbid_unknown_fields=True):
     """One agent."""
 
     ref: str
@@ -166,7 +166,7 @@ class QueryAgent(Struct, frozen=True, forbid_unknown_fields=True):
     stream: bool = False
     approve: bool = False
     progress: bool = False
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
     request_id: str | None = None
 
 
@@ -227,7 +227,7 @@ class CancelTurn(Struct, frozen=True, forbid_unknown_fields=True):
     hard: bool = False
 
 
-class NarrowAgent(Struct, frozen=True, forbid_unknown_fields=True):
+class RevokeAgentTools(Struct, frozen=True, forbid_unknown_fields=True):
     """Let `ref` keep of its tools no more than `tools` (names, and categories), and everybody below it no more than
     that. Nothing gives them back."""
 
@@ -248,7 +248,7 @@ class Resume(Struct, frozen=True, forbid_unknown_fields=True):
     all: bool = False
 
 
-class List(Struct, frozen=True, forbid_unknown_fields=True):
+class ListAgents(Struct, frozen=True, forbid_unknown_fields=True):
     """List agents by sequence number; `all` includes killed ones.
 
     `runs` adds the agents of other runs in the same home, such as those of programs. Only a user may ask for them.
@@ -258,7 +258,7 @@ class List(Struct, frozen=True, forbid_unknown_fields=True):
     runs: bool = False
 
 
-class Show(Struct, frozen=True, forbid_unknown_fields=True):
+class ShowAgent(Struct, frozen=True, forbid_unknown_fields=True):
     """One agent with the last `messages` messages of its transcript, a holder with as many of those it holds."""
 
     ref: str
@@ -303,7 +303,7 @@ class AgentRow(Struct, frozen=True):
     error: str | None = None
     repaired: str = ""
     budget: Budget = Budget()
-    spent: Amounts = Amounts()
+    spent: BudgetAmounts = BudgetAmounts()
     outcome: Outcome | Literal[""] = ""
     planning: bool = False
     title: str = ""
@@ -314,7 +314,7 @@ class AgentRow(Struct, frozen=True):
     credentials: str = ""
 
 
-class Shown(Struct, frozen=True):
+class AgentShown(Struct, frozen=True):
     """An agent, the tail of its conversation, its last reply, and what its conversation is marked with. Of a holder
     also its archive, and the first messages that it holds. `compactions` is how many summaries took the place of what
     was said."""
@@ -325,7 +325,7 @@ class Shown(Struct, frozen=True):
     archive: ArchiveRow | None = None
     held: tuple[Message, ...] = ()
     tasks: tuple[Task, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
     compactions: int = 0
 
 
@@ -336,16 +336,16 @@ class LiveAgent(Struct, frozen=True):
     task: str
 
 
-class MapAgents(Struct, frozen=True, forbid_unknown_fields=True):
+class AskAll(Struct, frozen=True, forbid_unknown_fields=True):
     """Ask all of `refs` the same; `timeout` is for all of them together. `marks` are as in QueryAgent."""
 
     refs: tuple[str, ...]
     prompt: str
     timeout: float | None = None
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
 
 
-class Mapped(Struct, frozen=True):
+class AskAllResult(Struct, frozen=True):
     """What one of them said. Exactly one of `reply` and `error` is set."""
 
     ref: str
@@ -360,7 +360,7 @@ class RunTool(Struct, frozen=True):
     input: dict[str, Any]
 
 
-class ToolRan(Struct, frozen=True):
+class RootToolResult(Struct, frozen=True):
     """What a root tool returned, as text."""
 
     text: str
@@ -384,18 +384,18 @@ KILL: Final = Service("kill", Kill, Killed, agents_with("kill_subagent"), "End a
 CANCEL_TURN: Final = Service("cancel", CancelTurn, AgentRow, USERS_ONLY, "Cancel the turn of an agent.")
 RESUME: Final = Service("resume", Resume, AgentRow, USERS_ONLY, "Let a killed or failed agent answer again.")
 REVOKE_TOOLS: Final = Service(
-    "narrow", NarrowAgent, AgentRow, USERS_ONLY, "Revoke tools of an agent and of all agents below it."
+    "narrow", RevokeAgentTools, AgentRow, USERS_ONLY, "Revoke tools of an agent and of all agents below it."
 )
-LIST_AGENTS: Final = Service("list", List, list[AgentRow], agents_with("list_subagents"), "List agents.")
-SHOW_AGENT: Final = Service("show", Show, Shown, USERS_ONLY, "Show an agent and its last messages.")
-SHOW_STATE: Final = Service("state", Ref, AgentRow, USERS_ONLY, "Show the state of an agent.")
-SHOW_SPEC: Final = Service("spec", Ref, AgentSpec, USERS_ONLY, "Show the spec that an agent was started with.")
+LIST_AGENTS: Final = Service("list", ListAgents, list[AgentRow], agents_with("list_subagents"), "List agents.")
+SHOW_AGENT: Final = Service("show", ShowAgent, AgentShown, USERS_ONLY, "Show an agent and its last messages.")
+SHOW_STATE: Final = Service("state", AgentRef, AgentRow, USERS_ONLY, "Show the state of an agent.")
+SHOW_SPEC: Final = Service("spec", AgentRef, AgentSpec, USERS_ONLY, "Show the spec that an agent was started with.")
 LIST_LIVE_SUBAGENTS: Final = Service(
     "live", Empty, list[LiveAgent], ARCHIVING_AGENTS, "List the subagents that the calling agent can ask."
 )
 ASK_ALL: Final = Service(
-    "map", MapAgents, list[Mapped], agents_with("map_subagents"), "Ask several agents the same question."
+    "map", AskAll, list[AskAllResult], agents_with("map_subagents"), "Ask several agents the same question."
 )
 RUN_TOOL: Final = Service(
-    "run_tool", RunTool, ToolRan, ROOT_TOOL_AGENTS, "Run a tool of the user's program for the calling agent."
+    "run_tool", RunTool, RootToolResult, ROOT_TOOL_AGENTS, "Run a tool of the user's program for the calling agent."
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..agent.project import Surveyed
+from ..agent.project import ProjectSurvey
 from ..core.prompts import PromptShown, ShowPrompt
-from ..core.values import Taken, TakeValue
-from ..core.workspace import Arranged, ArrangeWorkspace, ShowWorkspace, WorkspaceShown
+from ..core.values import TakenValue, TakeValue
+from ..core.workspace import ChangeWorkspace, ShowWorkspace, WorkspaceChanged, WorkspaceShown
 from ..resources.slash_commands import CommandCatalog, Execute, Executed, ShowCommands
 from ..wire.watch_events import WatchAgent
 from .service import EVERY_AGENT, USERS_ONLY, Empty, Service, StreamingService, agents_with
@@ -25,13 +25,17 @@ __all__ = [
 ]
 
 TAKE_VALUE: Final = Service(
-    "value", TakeValue, Taken, agents_with("query_subagent", "collect_subagent"), "Take a named value of an agent."
+    "value", TakeValue, TakenValue, agents_with("query_subagent", "collect_subagent"), "Take a named value of an agent."
 )
 SHOW_WORKSPACE: Final = Service(
     "workspace", ShowWorkspace, WorkspaceShown, USERS_ONLY, "Show the workspace of an agent."
 )
 CHANGE_WORKSPACE: Final = Service(
-    "arrange_workspace", ArrangeWorkspace, Arranged, USERS_ONLY, "Pin, unpin or drop items of an agent's workspace."
+    "arrange_workspace",
+    ChangeWorkspace,
+    WorkspaceChanged,
+    USERS_ONLY,
+    "Pin, unpin or drop items of an agent's workspace.",
 )
 WATCH: Final = StreamingService("watch", WatchAgent, Empty, USERS_ONLY, "Watch the events of an agent.")
 SHOW_PROMPT: Final = Service("prompt", ShowPrompt, PromptShown, USERS_ONLY, "Show the system prompt of an agent.")
@@ -43,5 +47,5 @@ REFRESH_CATALOGS: Final = Service(
     "catalogs", Empty, list[str], USERS_ONLY, "Reload the command catalogs that are in use."
 )
 SURVEY_PROJECT: Final = Service(
-    "survey", Empty, Surveyed, EVERY_AGENT, "Return facts about the calling agent's project."
+    "survey", Empty, ProjectSurvey, EVERY_AGENT, "Return facts about the calling agent's project."
 )

@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Final
 
 from ..session.tree import (
-    Changed,
     ChangeSession,
-    Compacted,
+    CheckSession,
+    CompactionDone,
     CompactSession,
-    Forked,
+    ForkResult,
     ForkSession,
-    FsckSession,
-    Kept,
-    ListKept,
+    ListMetadata,
     PrunedSessions,
     PruneSessions,
+    SessionChanged,
     SessionChecked,
-    SessionShown,
-    SetPlanning,
+    SessionMetadata,
+    SessionTree,
+    SetPlanMode,
     ShowSession,
 )
 from .requests import AgentRow
@@ -35,23 +35,25 @@ __all__ = [
     "SHOW_SESSION",
 ]
 
-SHOW_SESSION: Final = Service("session", ShowSession, SessionShown, USERS_ONLY, "Show the entries of a session.")
+SHOW_SESSION: Final = Service("session", ShowSession, SessionTree, USERS_ONLY, "Show the entries of a session.")
 CHANGE_SESSION: Final = Service(
-    "change_session", ChangeSession, Changed, USERS_ONLY, "Change a session: label, move, add a message."
+    "change_session", ChangeSession, SessionChanged, USERS_ONLY, "Change a session: label, move, add a message."
 )
 COMPACT_SESSION: Final = Service(
-    "compact", CompactSession, Compacted, USERS_ONLY, "Replace the conversation so far by a summary."
+    "compact", CompactSession, CompactionDone, USERS_ONLY, "Replace the conversation so far by a summary."
 )
-LIST_SESSION_METADATA: Final = Service("kept", ListKept, list[Kept], USERS_ONLY, "List the metadata of a session.")
+LIST_SESSION_METADATA: Final = Service(
+    "kept", ListMetadata, list[SessionMetadata], USERS_ONLY, "List the metadata of a session."
+)
 FORK_SESSION: Final = Service(
-    "fork", ForkSession, Forked, USERS_ONLY, "Copy a session, up to an entry, to a new agent."
+    "fork", ForkSession, ForkResult, USERS_ONLY, "Copy a session, up to an entry, to a new agent."
 )
 CHECK_SESSION: Final = Service(
-    "fsck_session", FsckSession, SessionChecked, USERS_ONLY, "Check the files of a session, and repair them."
+    "fsck_session", CheckSession, SessionChecked, USERS_ONLY, "Check the files of a session, and repair them."
 )
 PRUNE_SESSIONS: Final = Service(
     "prune_sessions", PruneSessions, PrunedSessions, USERS_ONLY, "Delete sessions older than a given age."
 )
 SET_PLAN_MODE: Final = Service(
-    "set_planning", SetPlanning, AgentRow, USERS_ONLY, "Switch plan mode of an agent on or off."
+    "set_planning", SetPlanMode, AgentRow, USERS_ONLY, "Switch plan mode of an agent on or off."
 )

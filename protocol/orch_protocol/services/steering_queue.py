@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from ..agent.spec import QueueMode
-from .requests import Ref
+from .requests import AgentRef
 from .service import USERS_ONLY, Service
 
 __all__ = [
@@ -83,4 +83,4 @@ CLEAR_QUEUE: Final = Service(
 SET_QUEUE: Final = Service(
     "set_queue", SetQueue, QueueShown, USERS_ONLY, "Set how an agent takes messages from its steering queue."
 )
-SHOW_QUEUE: Final = Service("queue", Ref, QueueShown, USERS_ONLY, "Show an agent's steering queue.")
+SHOW_QUEUE: Final = Service("queue", AgentRef, QueueShown, USERS_ONLY, "Show an agent's steering queue.")

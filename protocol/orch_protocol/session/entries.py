@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from ..agent.plan import Task
-from ..core.archives import Collapse, Upgrade
+from ..core.archives import Collapse, RecordUpgrade
 from ..core.messages import Image, Message, Reply, Text, Usage, user
 from ..core.phases import By, Phase
-from ..core.taint import Mark
+from ..core.taint import TaintLabel
 
 __all__ = [
     "SESSION_VERSION",
@@ -166,7 +166,7 @@ class ArchiveEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive"):
 class UpgradeEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="archive_summary"):
     """What stands in a holder's place reads better now."""
 
-    upgrade: Upgrade
+    upgrade: RecordUpgrade
 
 
 class Checkout(_Entry, frozen=True, gc=False, kw_only=True, tag="checkout"):
@@ -227,7 +227,7 @@ class MarksEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="marks"):
     """
 
     turn: str
-    marks: tuple[Mark, ...]
+    marks: tuple[TaintLabel, ...]
     deleted: str = ""
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from ..agent.models import Answers
+from ..agent.models import RecordModel
 from ..core.errors import ErrorInfo
 from ..core.messages import Usage
 from ..core.workspace import Step
@@ -14,39 +14,39 @@ from ..hooks.stages import HookRow
 from .entries import CompactionReason, CompactionWriter
 
 __all__ = [
-    "Arrange",
+    "AddMessage",
+    "ArrangeArtifacts",
     "Branch",
     "Change",
     "ChangeSession",
-    "Changed",
-    "Choose",
-    "Compact",
+    "CheckSession",
+    "ClearTasks",
+    "CompactRequest",
+    "CompactResult",
     "CompactSession",
-    "Compacted",
-    "Condensed",
-    "DropTasks",
-    "Edit",
-    "Edited",
+    "CompactionDone",
+    "EditResult",
     "EntryRow",
-    "Finding",
+    "FileFinding",
+    "ForkResult",
     "ForkSession",
-    "Forked",
-    "FsckSession",
-    "Inform",
-    "Keep",
-    "Kept",
-    "ListKept",
-    "Move",
+    "ListMetadata",
+    "MoveLeaf",
     "PruneSessions",
     "PrunedSession",
     "PrunedSessions",
-    "Relabel",
-    "Rename",
+    "SessionChanged",
     "SessionChecked",
-    "SessionShown",
-    "SetPlanning",
+    "SessionEdit",
+    "SessionMetadata",
+    "SessionTree",
+    "SetLabel",
+    "SetMetadata",
+    "SetModel",
+    "SetPlanMode",
+    "SetThinking",
+    "SetTitle",
     "ShowSession",
-    "Think",
 ]
 
 
@@ -94,7 +94,7 @@ class Branch(Struct, frozen=True, gc=False):
     current: bool = False
 
 
-class Move(Struct, frozen=True, gc=False, tag="move"):
+class MoveLeaf(Struct, frozen=True, gc=False, tag="move"):
     """The conversation goes on behind the entry `to`, None: anew. With `summary` the model is told what came of what
     it leaves; with `summarise` that is first written, by its model if it has one."""
 
@@ -103,20 +103,20 @@ class Move(Struct, frozen=True, gc=False, tag="move"):
     summarise: bool = False
 
 
-class Relabel(Struct, frozen=True, gc=False, tag="label"):
+class SetLabel(Struct, frozen=True, gc=False, tag="label"):
     """The entry `target` is called `label`, None: nothing any more."""
 
     target: str
     label: str | None = None
 
 
-class Rename(Struct, frozen=True, gc=False, tag="name"):
+class SetTitle(Struct, frozen=True, gc=False, tag="name"):
     """The session is called `name`, None: nothing any more."""
 
     name: str | None = None
 
 
-class Inform(Struct, frozen=True, gc=False, tag="inform"):
+class AddMessage(Struct, frozen=True, gc=False, tag="inform"):
     """A program tells the model `text`; people are shown it with `display` alone. `custom_type` says what it is."""
 
     custom_type: str
@@ -124,39 +124,41 @@ class Inform(Struct, frozen=True, gc=False, tag="inform"):
     display: bool = True
 
 
-class Keep(Struct, frozen=True, gc=False, tag="custom"):
+class SetMetadata(Struct, frozen=True, gc=False, tag="custom"):
     """A program keeps `data`, JSON data, with the session. The model is not told; `custom_type` says what it is."""
 
     custom_type: str
     data: Any = None
 
 
-class DropTasks(Struct, frozen=True, gc=False, tag="tasks"):
+class ClearTasks(Struct, frozen=True, gc=False, tag="tasks"):
     """The agent means to do nothing any more of what it noted as tasks."""
 
 
-class Choose(Struct, frozen=True, gc=False, tag="model"):
+class SetModel(Struct, frozen=True, gc=False, tag="model"):
     """From now on `model`, `provider:name`, is the agent's own."""
 
     model: str
 
 
-class Think(Struct, frozen=True, gc=False, tag="thinking"):
+class SetThinking(Struct, frozen=True, gc=False, tag="thinking"):
     """From now on the agent's model is to think as much as `level` says, one of `models.THINKING`."""
 
     level: str
 
 
-class Arrange(Struct, frozen=True, gc=False, tag="arrange"):
+class ArrangeArtifacts(Struct, frozen=True, gc=False, tag="arrange"):
     """Something becomes of what the agent has at hand."""
 
     steps: tuple[Step, ...]
 
 
-Change: TypeAlias = Move | Relabel | Rename | Inform | Keep | DropTasks | Arrange | Choose | Think
+Change: TypeAlias = (
+    MoveLeaf | SetLabel | SetTitle | AddMessage | SetMetadata | ClearTasks | ArrangeArtifacts | SetModel | SetThinking
+)
 
 
-class Edit(Struct, frozen=True):
+class SessionEdit(Struct, frozen=True):
     """Something about the agent's session changes, between turns. The entry that says so is to have the id `entry`.
 
     Asked for twice, it is done once. `answers` says whose model answers from there on, None: as before.
@@ -164,10 +166,10 @@ class Edit(Struct, frozen=True):
 
     entry: str
     change: Change
-    answers: Answers | None = None
+    answers: RecordModel | None = None
 
 
-class Edited(Struct, frozen=True, omit_defaults=True):
+class EditResult(Struct, frozen=True, omit_defaults=True):
     """The change is on record, and the conversation is what it says; or `error` says why not."""
 
     context_tokens: int = 0
@@ -181,7 +183,7 @@ class ShowSession(Struct, frozen=True, forbid_unknown_fields=True):
     most: int | None = None
 
 
-class SessionShown(Struct, frozen=True):
+class SessionTree(Struct, frozen=True):
     """A session as a tree of entries.
 
     - `id`, `name`: the id and the name of its agent ("" for a session that no agent of this run has).
@@ -221,7 +223,7 @@ class ChangeSession(Struct, frozen=True, forbid_unknown_fields=True):
     ask_anew: bool = False
 
 
-class Changed(Struct, frozen=True):
+class SessionChanged(Struct, frozen=True):
     """What was asked for is on record in the entry `entry`, which is the leaf now; see `ChangeSession`.
 
     `summary` is what the model is told of what it left, if that was written, `by_model` whether a model did. Where the
@@ -246,7 +248,7 @@ class CompactSession(Struct, frozen=True, forbid_unknown_fields=True):
     instructions: str = ""
 
 
-class Compact(Struct, frozen=True):
+class CompactRequest(Struct, frozen=True):
     """The same, to the agent's process; see Query for `hooks` and `budgeted`."""
 
     instructions: str = ""
@@ -254,7 +256,7 @@ class Compact(Struct, frozen=True):
     budgeted: tuple[str, ...] = ()
 
 
-class Compacted(Struct, frozen=True):
+class CompactionDone(Struct, frozen=True):
     """The entry `entry` stands in place of the first `messages` messages that the conversation had, and says `summary`.
 
     The next request has about `tokens_after` tokens instead of `tokens_before`. `writer` says whose words they are: a
@@ -271,21 +273,21 @@ class Compacted(Struct, frozen=True):
     usage: Usage = Usage()
 
 
-class Condensed(Struct, frozen=True, omit_defaults=True):
+class CompactResult(Struct, frozen=True, omit_defaults=True):
     """The answer to Compact. Exactly one of `done` and `error` is set."""
 
-    done: Compacted | None = None
+    done: CompactionDone | None = None
     error: ErrorInfo | None = None
 
 
-class ListKept(Struct, frozen=True, forbid_unknown_fields=True):
+class ListMetadata(Struct, frozen=True, forbid_unknown_fields=True):
     """What programs keep with the session of `ref`, of the kind `custom_type`, None: of all."""
 
     ref: str
     custom_type: str | None = None
 
 
-class Kept(Struct, frozen=True):
+class SessionMetadata(Struct, frozen=True):
     """A program kept `data` in the entry `entry`, which is on the way that the conversation went, at `timestamp`."""
 
     entry: str
@@ -294,7 +296,7 @@ class Kept(Struct, frozen=True):
     data: Any = None
 
 
-class SetPlanning(Struct, frozen=True, forbid_unknown_fields=True):
+class SetPlanMode(Struct, frozen=True, forbid_unknown_fields=True):
     """Let `ref` go on in plan mode, or without it."""
 
     ref: str
@@ -314,7 +316,7 @@ class ForkSession(Struct, frozen=True, forbid_unknown_fields=True):
     all: bool = False
 
 
-class Forked(Struct, frozen=True):
+class ForkResult(Struct, frozen=True):
     """The agent `id` has the copy, whose entries have the same ids, and no process before it is asked."""
 
     id: str
@@ -323,7 +325,7 @@ class Forked(Struct, frozen=True):
     leaf: str | None
 
 
-class Finding(Struct, frozen=True):
+class FileFinding(Struct, frozen=True):
     """One thing that is wrong with the file or folder at `path`, and what to do about it.
 
     `kind` is `torn` (a write that did not end), `damaged` (a line), `tree` (what a line follows), `entry` (what a line
@@ -338,7 +340,7 @@ class Finding(Struct, frozen=True):
     mended: str = ""
 
 
-class FsckSession(Struct, frozen=True, forbid_unknown_fields=True):
+class CheckSession(Struct, frozen=True, forbid_unknown_fields=True):
     """Look for damage in the session file of `ref`; with `repair` put a mended copy in its place, if there is some."""
 
     ref: str
@@ -353,7 +355,7 @@ class SessionChecked(Struct, frozen=True):
 
     id: str
     path: str
-    found: tuple[Finding, ...] = ()
+    found: tuple[FileFinding, ...] = ()
     repaired: tuple[str, ...] = ()
     kept: str = ""
 

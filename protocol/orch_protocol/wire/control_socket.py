@@ -7,13 +7,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-__all__ = ["ALREADY_RUNNING", "Notice", "Request", "Response"]
+__all__ = ["ALREADY_RUNNING", "ControlNotice", "ControlRequest", "ControlResponse"]
 
 ALREADY_RUNNING: Final = 3
 """The exit code of a daemon that finds another one running in its ORCH_HOME."""
 
 
-class Request(Struct, frozen=True, omit_defaults=True):
+class ControlRequest(Struct, frozen=True, omit_defaults=True):
     """One line from a client of the control socket. `credentials` are variables of its shell, for models."""
 
     id: int
@@ -26,7 +26,7 @@ class Request(Struct, frozen=True, omit_defaults=True):
         return f"Request(id={self.id}, method={self.method!r})"
 
 
-class Response(Struct, frozen=True, omit_defaults=True):
+class ControlResponse(Struct, frozen=True, omit_defaults=True):
     """One line to a client: an `event` of a request under way, or its end with exactly one of `result` and `error`."""
 
     id: int
@@ -35,7 +35,7 @@ class Response(Struct, frozen=True, omit_defaults=True):
     error: dict[str, str] | None = None
 
 
-class Notice(Struct, frozen=True):
+class ControlNotice(Struct, frozen=True):
     """An event with a line for people, which a client prints on stderr."""
 
     notice: str

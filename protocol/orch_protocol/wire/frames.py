@@ -1,6 +1,6 @@
 """Frames between root and worker: one msgpack array a message, sequenced, acknowledged, re-sent. No I/O here.
 
-A `Channel` is one end of the conversation with one incarnation of one worker. Frames with a sequence number are kept
+A `FrameChannel` is one end of the conversation with one incarnation of a worker. Frames with a sequence number are kept
 until the peer acknowledges them and handed out again by `overdue`; the receiving end delivers each number once, in
 order. So a lost frame costs a delay and never runs a task twice. Frames without a number (`seq` 0: hello, ping, pong,
 progress, ack) may be lost.
@@ -28,7 +28,7 @@ from ..core.ids import new_id
 from ..core.text import scrub
 from .worker_messages import BODIES
 
-__all__ = ["MAX_BODY", "MAX_SPILL", "VERSION", "Channel", "FileRef", "Frame", "decode_body", "encode_body"]
+__all__ = ["MAX_BODY", "MAX_SPILL", "VERSION", "FileRef", "Frame", "FrameChannel", "decode_body", "encode_body"]
 
 VERSION: Final = 1
 MAX_BODY: Final = 1 << 20
@@ -86,7 +86,7 @@ def decode_body(body: bytes | msgspec.Raw, type: type[T]) -> T:
         raise ProtocolError(f"not a {type.__name__}: {error}") from error
 
 
-class Channel:
+class FrameChannel:
     """One end of the conversation with `incarnation` of a worker. Large bodies pass through the folder `spool`."""
 
     def __init__(self, incarnation: int, spool: Path) -> None:

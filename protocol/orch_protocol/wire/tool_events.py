@@ -8,12 +8,12 @@ from msgspec import Struct
 
 from ..core.policy import Approval
 
-__all__ = ["CallEvent", "CallOutcome", "Called"]
+__all__ = ["CallEvent", "CallOutcome", "CallReport"]
 
 CallOutcome: TypeAlias = Literal["start", "ran", "deny", "declined", "task", "dry_run"]
 
 
-class Called(Struct, frozen=True, omit_defaults=True):
+class CallReport(Struct, frozen=True, omit_defaults=True):
     """What became of a call in the turn that the frame's id names; see CallEvent."""
 
     outcome: CallOutcome
@@ -29,7 +29,7 @@ class Called(Struct, frozen=True, omit_defaults=True):
     files_changed: tuple[str, ...] = ()
 
 
-class CallEvent(Called, frozen=True, kw_only=True, omit_defaults=False):
+class CallEvent(CallReport, frozen=True, kw_only=True, omit_defaults=False):
     """Something became of a call of a tool, by the agent `agent_id`, in the turn `query_id`.
 
     `start`: it is let run. `ran`: it has, with `success` or without; `result` is the head of what it returned, after

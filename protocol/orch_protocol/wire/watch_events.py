@@ -9,15 +9,15 @@ from msgspec import Struct
 from ..core.errors import ErrorInfo
 from ..core.messages import Message, Reply
 
-__all__ = ["QuestionOver", "Spoken", "TurnBegan", "TurnEnded", "WatchAgent"]
+__all__ = ["QuestionClosed", "RecentMessages", "TurnEnded", "TurnStarted", "WatchAgent"]
 
 
 class WatchAgent(Struct, frozen=True, forbid_unknown_fields=True):
-    """Tell of each turn of `ref`, whoever asks it, until the watcher is gone: TurnBegan, each TurnEvent, TurnEnded.
+    """Tell of each turn of `ref`, whoever asks it, until the watcher is gone: TurnStarted, each TurnEvent, TurnEnded.
 
-    With `messages` first Spoken: so many of those before the turn under way. Of that a TurnBegan, then, as soon as its
+    With `messages` first RecentMessages: so many before the turn under way. Of that a TurnStarted, then, as soon as its
     process says so, a TurnSoFar, and the events after it. With `approve` the watcher is asked what needs approval of
-    the agent and of those below it, also what was asked before and waits, and told of each QuestionOver; with
+    the agent and of those below it, also what was asked before and waits, and told of each QuestionClosed; with
     `progress` it is told of each of their calls.
     """
 
@@ -27,7 +27,7 @@ class WatchAgent(Struct, frozen=True, forbid_unknown_fields=True):
     messages: int = 0
 
 
-class Spoken(Struct, frozen=True):
+class RecentMessages(Struct, frozen=True):
     """The last messages of the conversation before the turn under way, and how many there are before these."""
 
     messages: tuple[Message, ...]
@@ -35,7 +35,7 @@ class Spoken(Struct, frozen=True):
     kind: Literal["spoken"] = "spoken"
 
 
-class TurnBegan(Struct, frozen=True):
+class TurnStarted(Struct, frozen=True):
     """A turn begins, or (`met`) had begun when the watching did: then `prompt` may be its head alone.
 
     `asker` is the agent that asks, None for the user; with `from_inbox` it is what the agent was told by those below
@@ -60,7 +60,7 @@ class TurnEnded(Struct, frozen=True):
     kind: Literal["ended"] = "ended"
 
 
-class QuestionOver(Struct, frozen=True):
+class QuestionClosed(Struct, frozen=True):
     """The question `id` waits for no answer any more: somebody gave one, or the time for it is over."""
 
     id: str

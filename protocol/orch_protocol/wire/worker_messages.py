@@ -17,46 +17,46 @@ from msgspec import Struct
 from ..agent.spec import AgentSpec, QueueMode
 from ..core.errors import ErrorInfo
 from ..core.messages import Reply, Usage
-from ..core.prompts import Prompted
-from ..core.taint import Mark
-from ..core.values import Export, Exported
+from ..core.prompts import PromptResult
+from ..core.taint import TaintLabel
+from ..core.values import ExportResult, ExportValue
 from ..hooks.stages import HookRow
-from ..resources.slash_commands import Did, Do
+from ..resources.slash_commands import UserAction, UserActionResult
 from ..session.entries import TranscriptPosition
-from ..session.tree import Compact, Condensed, Edit, Edited
-from .tool_events import Called
+from ..session.tree import CompactRequest, CompactResult, EditResult, SessionEdit
+from .tool_events import CallReport
 
 __all__ = [
     "ANSWERS",
     "BODIES",
-    "Cancel",
-    "Finished",
-    "Happened",
-    "Hearing",
+    "AgentEvent",
+    "BranchSummarized",
+    "CancelCurrentTurn",
+    "EmptyBody",
     "Hello",
     "Init",
-    "Limit",
-    "Narrow",
-    "Nothing",
     "Ping",
     "Progress",
     "Query",
+    "RateLimited",
     "Ready",
+    "RetractSteering",
     "RootCall",
     "RootReply",
-    "Steer",
-    "Steered",
-    "Stop",
-    "SumUp",
-    "Summed",
+    "SetSteeringModes",
+    "SteerTurn",
+    "SteeringHeard",
+    "SteeringRetractedReply",
+    "StopWorker",
+    "SummarizeBranch",
     "TurnEvent",
+    "TurnFinished",
     "TurnSoFar",
-    "Unsaid",
-    "Unsay",
+    "WithdrawTools",
 ]
 
 
-class Nothing(Struct, frozen=True, gc=False):
+class EmptyBody(Struct, frozen=True, gc=False):
     """An empty body."""
 
 
@@ -123,16 +123,16 @@ class Query(Struct, frozen=True, gc=False):
     local: bool = False
     observed: bool = False
     hooks: tuple[HookRow, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
 
 
-class Narrow(Struct, frozen=True, gc=False):
+class WithdrawTools(Struct, frozen=True, gc=False):
     """All of its tools that the agent may not use any more."""
 
     withdrawn: tuple[str, ...]
 
 
-class Steer(Struct, frozen=True, gc=False):
+class SteerTurn(Struct, frozen=True, gc=False):
     """Something said to the agent while it works; the frame's id names it.
 
     It becomes a user message before the next model request; a follow-up does so when the agent would stop.
@@ -142,30 +142,30 @@ class Steer(Struct, frozen=True, gc=False):
     follow_up: bool = False
 
 
-class Steered(Struct, frozen=True, gc=False):
+class SteeringHeard(Struct, frozen=True, gc=False):
     """What the frame's id names is in the conversation now."""
 
 
-class Unsay(Struct, frozen=True, gc=False):
+class RetractSteering(Struct, frozen=True, gc=False):
     """What these ids name is not to be heard any more."""
 
     ids: tuple[str, ...]
 
 
-class Unsaid(Struct, frozen=True, gc=False):
+class SteeringRetractedReply(Struct, frozen=True, gc=False):
     """Of what the Unsay of that frame id names this much had not been heard, and is not going to be."""
 
     ids: tuple[str, ...]
 
 
-class Hearing(Struct, frozen=True, gc=False):
+class SetSteeringModes(Struct, frozen=True, gc=False):
     """How many of the things said to the agent it hears at once from now on."""
 
     steering: QueueMode
     follow_up: QueueMode
 
 
-class SumUp(Struct, frozen=True, gc=False):
+class SummarizeBranch(Struct, frozen=True, gc=False):
     """Say what came of what the conversation would leave if it went back to the entry `to`, None: to its beginning.
 
     `budgeted` are the kinds of Amounts that have a limit.
@@ -175,7 +175,7 @@ class SumUp(Struct, frozen=True, gc=False):
     budgeted: tuple[str, ...] = ()
 
 
-class Summed(Struct, frozen=True, gc=False, omit_defaults=True):
+class BranchSummarized(Struct, frozen=True, gc=False, omit_defaults=True):
     """What is to be said of it, "" for nothing: it leaves nothing; whether a model wrote that, and what it took."""
 
     text: str = ""
@@ -231,7 +231,7 @@ class TurnSoFar(Struct, frozen=True, gc=False):
     kind: Literal["so_far"] = "so_far"
 
 
-class Finished(Struct, frozen=True, gc=False, omit_defaults=True):
+class TurnFinished(Struct, frozen=True, gc=False, omit_defaults=True):
     """A turn is over and durable in the transcript. Exactly one of `reply` and `error` is set.
 
     `usage` is what a failed turn used before it failed; a reply carries its own. `transcript` is the last line of the
@@ -245,7 +245,7 @@ class Finished(Struct, frozen=True, gc=False, omit_defaults=True):
     transcript: TranscriptPosition | None = None
 
 
-class Cancel(Struct, frozen=True, gc=False):
+class CancelCurrentTurn(Struct, frozen=True, gc=False):
     """End the running turn at the next safe point; it finishes with stop reason `cancelled`, or `budget` when that is
     used up, as `short` tells.
 
@@ -255,13 +255,13 @@ class Cancel(Struct, frozen=True, gc=False):
     short: str = ""
 
 
-class Limit(Struct, frozen=True, gc=False):
+class RateLimited(Struct, frozen=True, gc=False):
     """The model `lane`, `provider:model`, refuses requests for being too many: ask the root before the next one."""
 
     lane: str
 
 
-class Stop(Struct, frozen=True, gc=False):
+class StopWorker(Struct, frozen=True, gc=False):
     """Leave: finish nothing new, close the transcript, exit 0."""
 
 
@@ -287,7 +287,7 @@ class RootReply(Struct, frozen=True, gc=False, omit_defaults=True):
     error: ErrorInfo | None = None
 
 
-class Happened(Struct, frozen=True, gc=False):
+class AgentEvent(Struct, frozen=True, gc=False):
     """Something happened that the agent's hooks at `stage` are to be told of: `event`, as msgpack."""
 
     stage: str
@@ -295,41 +295,41 @@ class Happened(Struct, frozen=True, gc=False):
 
 
 BODIES: Final[dict[str, type[Struct]]] = {
-    "ack": Nothing,
+    "ack": EmptyBody,
     "hello": Hello,
     "init": Init,
     "ready": Ready,
     "ping": Ping,
-    "pong": Nothing,
+    "pong": EmptyBody,
     "query": Query,
-    "finished": Finished,
-    "cancel": Cancel,
-    "narrow": Narrow,
-    "happened": Happened,
-    "steer": Steer,
-    "steered": Steered,
-    "sum_up": SumUp,
-    "summed": Summed,
-    "unsay": Unsay,
-    "unsaid": Unsaid,
-    "hearing": Hearing,
-    "compact": Compact,
-    "compacted": Condensed,
-    "edit": Edit,
-    "edited": Edited,
-    "export": Export,
-    "exported": Exported,
-    "prompt": Nothing,
-    "prompted": Prompted,
-    "do": Do,
-    "did": Did,
-    "drop": Nothing,
+    "finished": TurnFinished,
+    "cancel": CancelCurrentTurn,
+    "narrow": WithdrawTools,
+    "happened": AgentEvent,
+    "steer": SteerTurn,
+    "steered": SteeringHeard,
+    "sum_up": SummarizeBranch,
+    "summed": BranchSummarized,
+    "unsay": RetractSteering,
+    "unsaid": SteeringRetractedReply,
+    "hearing": SetSteeringModes,
+    "compact": CompactRequest,
+    "compacted": CompactResult,
+    "edit": SessionEdit,
+    "edited": EditResult,
+    "export": ExportValue,
+    "exported": ExportResult,
+    "prompt": EmptyBody,
+    "prompted": PromptResult,
+    "do": UserAction,
+    "did": UserActionResult,
+    "drop": EmptyBody,
     "event": TurnEvent,
     "so_far": TurnSoFar,
-    "watch": Nothing,
-    "called": Called,
-    "stop": Stop,
-    "limit": Limit,
+    "watch": EmptyBody,
+    "called": CallReport,
+    "stop": StopWorker,
+    "limit": RateLimited,
     "progress": Progress,
     "root_call": RootCall,
     "root_reply": RootReply,

@@ -1,8 +1,8 @@
 """What a root and its zygote say to each other, one msgpack array a packet, and what goes through a birth pipe.
 
-Root to zygote: `Fork`, with the read end of the worker's birth pipe beside it.
-Zygote to root: `Booted` or `BootFailed` once; then `Forked` (with a pidfd beside it) or `ForkFailed` for each `Fork`,
-and one `Exited` for each worker that came up. `req` is the root's number for the worker, never used twice.
+Root to zygote: `ForkWorker`, with the read end of the worker's birth pipe beside it.
+Zygote to root: `ZygoteReady` or `ZygoteFailed` once; then `WorkerForked` (with a pidfd) or `ForkFailed` for each
+`ForkWorker`, and one `WorkerExited` for each worker that came up. `req` is the root's unique number for the worker.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from ..agent.spec import Birth
+from ..agent.spec import WorkerBirth
 
 __all__ = [
     "MAX_BIRTH",
-    "BootFailed",
-    "Booted",
-    "Exited",
-    "Fork",
     "ForkFailed",
-    "Forked",
+    "ForkWorker",
     "Report",
+    "WorkerExited",
+    "WorkerForked",
+    "ZygoteFailed",
+    "ZygoteReady",
     "decode_birth",
     "decode_fork",
     "decode_report",
@@ -35,7 +35,7 @@ MAX_BIRTH: Final = 60_000
 LENGTH_BYTES: Final = 4
 
 
-class Fork(Struct, frozen=True, array_like=True, tag=True):
+class ForkWorker(Struct, frozen=True, array_like=True, tag=True):
     """Fork a worker: the arguments of its `main`, and the file its descriptors 1 and 2 are bound to."""
 
     req: int
@@ -47,20 +47,20 @@ class Fork(Struct, frozen=True, array_like=True, tag=True):
     spool: str
 
 
-class Booted(Struct, frozen=True, array_like=True, tag=True):
+class ZygoteReady(Struct, frozen=True, array_like=True, tag=True):
     """The template is warm. `fds` is how many descriptors the zygote holds."""
 
     pid: int
     fds: int
 
 
-class BootFailed(Struct, frozen=True, array_like=True, tag=True):
+class ZygoteFailed(Struct, frozen=True, array_like=True, tag=True):
     """The template could not be loaded; `text` is the end of the traceback."""
 
     text: str
 
 
-class Forked(Struct, frozen=True, array_like=True, tag=True):
+class WorkerForked(Struct, frozen=True, array_like=True, tag=True):
     """The worker exists."""
 
     req: int
@@ -74,22 +74,22 @@ class ForkFailed(Struct, frozen=True, array_like=True, tag=True):
     text: str
 
 
-class Exited(Struct, frozen=True, array_like=True, tag=True):
+class WorkerExited(Struct, frozen=True, array_like=True, tag=True):
     """The worker is gone and reaped: its exit code, or minus the signal's number."""
 
     req: int
     code: int
 
 
-Report: TypeAlias = Booted | BootFailed | Forked | ForkFailed | Exited
+Report: TypeAlias = ZygoteReady | ZygoteFailed | WorkerForked | ForkFailed | WorkerExited
 
 encode = msgspec.msgpack.Encoder().encode
-decode_fork = msgspec.msgpack.Decoder(Fork).decode
+decode_fork = msgspec.msgpack.Decoder(ForkWorker).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
-decode_birth = msgspec.msgpack.Decoder(Birth).decode
+decode_birth = msgspec.msgpack.Decoder(WorkerBirth).decode
 
 
-def encode_birth(birth: Birth) -> bytes:
+def encode_birth(birth: WorkerBirth) -> bytes:
     """Return `birth` as a birth pipe carries it: four bytes of length (big endian), then msgpack.
 
     Raises ValueError past MAX_BIRTH bytes, which a pipe would not take at once.

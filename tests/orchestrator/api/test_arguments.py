@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orch import AsyncOrchestrator, AsyncSubagent, Config, ConfigError, ScriptedBackend
-from orch.api.arguments import listed
+from orch.api.arguments import as_list
 from orch.testing import fake_world
 
 
@@ -101,7 +101,7 @@ def test_whatever_can_be_gone_through_is_a_list() -> None:
             return ["a", "b"][place]
 
     given: list[Any] = [(each for each in "ab"), {"a": 1, "b": 2}.keys(), Places()]
-    assert [listed("tools", each) for each in given] == [["a", "b"]] * 3
+    assert [as_list("tools", each) for each in given] == [["a", "b"]] * 3
 
 
 def test_a_folder_may_be_said_from_where_the_user_is_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

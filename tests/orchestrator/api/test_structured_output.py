@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orch.api.structured_output import read
+from orch.api.structured_output import parse_value
 from orch_protocol.core.errors import BadReplyError
 
 
@@ -31,7 +31,7 @@ def test_a_value_is_found_whatever_stands_around_it(text: str, value: Any) -> No
     """Bare, in the last fence, or between the first bracket and the last; else it is none."""
     kind: Any = dict[str, int] if isinstance(value, dict) else list[int]
     if value is not None:
-        assert read(text, kind) == value
+        assert parse_value(text, kind) == value
     else:
         with pytest.raises(BadReplyError):
-            read(text, kind)
+            parse_value(text, kind)

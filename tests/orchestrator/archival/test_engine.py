@@ -15,7 +15,7 @@ from orch.archival.plan.economics import Prices
 from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services.archiving import Archive
+from orch_protocol.services.archiving import PlanArchiving
 from orch_worker.session.transcript import Transcript
 
 
@@ -43,7 +43,7 @@ async def planned(transcript: Transcript, **ask: Any) -> list[tuple[str, str]]:
     """Return first and last entry of each part that is to be archived."""
     config = ArchivalConfig(profile="seed", trigger=TriggerConfig(tool_call_threshold=1))
     archives = ArchiveEngine(config, at_once)
-    plan = await archives.plan(spec_of(transcript), Archive(**ask), Prices())
+    plan = await archives.plan(spec_of(transcript), PlanArchiving(**ask), Prices())
     await archives.close()
     return [(collapse.first, collapse.last) for collapse in plan.collapses]
 

@@ -180,7 +180,7 @@ def nothing_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def half_an_append_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """For one of the two who read it."""
 
-    def wrong(line: bytes) -> record_format.Sealed | None:
+    def wrong(line: bytes) -> record_format.UncheckedLine | None:
         sealed = record_format.unseal(line)
         return replace(sealed, more=False) if sealed else None
 

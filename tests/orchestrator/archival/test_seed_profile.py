@@ -19,7 +19,7 @@ from orch_protocol.agent.config import ArchivalConfig, SummaryConfig, TriggerCon
 from orch_protocol.core.messages import Message, StopReason, user
 from orch_protocol.services.archiving import SummaryRequest
 from orch_worker.conversation.rendering import render_turn
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.conversation.turns import calls_of, first_line, is_unfinished
 
 TALK = ArchivalConfig(profile="seed", trigger=TriggerConfig(token_threshold=100))
@@ -96,7 +96,7 @@ def test_triggers(
 ) -> None:
     """Any threshold that is reached archives, a limit typed as such too; words in a reply do not; the cap beats all."""
     turn = read(shape, *pairs(shape, calls), shape.assistant(text))
-    assert decide(facts_of(turn, Estimator(), stop_reason=stop, depth=depth), trigger).archive is archived
+    assert decide(facts_of(turn, TokenEstimator(), stop_reason=stop, depth=depth), trigger).archive is archived
 
 
 def test_threshold_itself_counts() -> None:
@@ -109,13 +109,13 @@ def test_threshold_itself_counts() -> None:
 def test_calls_count_as_they_are_asked_for(shape: Shape) -> None:
     """A call that was never answered counts like any other."""
     turn = read(shape, shape.user("go"), *(shape.calls((f"c{n}", "bash", {})) for n in range(5)))
-    facts = facts_of(turn, Estimator())
+    facts = facts_of(turn, TokenEstimator())
     assert (facts.tool_calls, facts.unfinished) == (5, True)
 
 
 def test_nothing_is_never_archived() -> None:
     """An empty turn is left alone, even at the limit."""
-    assert not decide(facts_of([], Estimator(), stop_reason="max_turns"), TriggerConfig()).archive
+    assert not decide(facts_of([], TokenEstimator(), stop_reason="max_turns"), TriggerConfig()).archive
 
 
 def test_calls_are_counted(shape: Shape) -> None:
@@ -130,20 +130,20 @@ def test_calls_are_counted(shape: Shape) -> None:
 @pytest.mark.parametrize(("text", "tokens"), [("", 0), ("abcd", 1), ("abcdefgh", 2), ("abcde", 2)])
 def test_tokens_are_estimated(shape: Shape, text: str, tokens: int) -> None:
     """Four characters are a token, and what is left over is one."""
-    assert Estimator().messages(read(shape, shape.user(text))) == tokens
+    assert TokenEstimator().messages(read(shape, shape.user(text))) == tokens
 
 
 def test_every_block_is_estimated(shape: Shape) -> None:
     """Arguments of calls and the text of results count like any other text."""
     with_call = read(shape, shape.calls(("c", "t", {"q": "x" * 400})), *shape.results(("c", "y" * 400)))
-    assert Estimator().messages(with_call) >= 200
+    assert TokenEstimator().messages(with_call) >= 200
 
 
 def test_results_in_parts_are_estimated() -> None:
     """A result that comes as a list of parts weighs what one of text weighs."""
     block = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "y" * 400}]}
     message = format_named("anthropic").read({"role": "user", "content": [block]})
-    assert Estimator().messages([message]) == 100
+    assert TokenEstimator().messages([message]) == 100
 
 
 def test_unfinished_turns_are_seen(shape: Shape) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from orch.chat.app import Chat
-from orch.chat.daemon_connection import Link, OnEvent
-from orch.chat.text.live_text import Sheet
-from orch.client.failure import Failure
+from orch.chat.daemon_connection import DaemonConnection, OnEvent
+from orch.chat.text.live_text import LiveText
+from orch.client.failure import CommandError
 from orch_protocol.core.approval import Question
 from orch_protocol.core.messages import Message
 from orch_protocol.services.registry import SERVICES
-from orch_protocol.wire.watch_events import Spoken, TurnBegan, TurnEnded, WatchAgent
+from orch_protocol.wire.watch_events import RecentMessages, TurnEnded, TurnStarted, WatchAgent
 from orchestrator.daemon_double import REPLY, ROW
 
 AGENT = ROW | {"id": "abc", "name": "n", "queries": 1, "last_activity": "2026-01-01T00:00:00+00:00"}
@@ -23,7 +23,7 @@ AGENT = ROW | {"id": "abc", "name": "n", "queries": 1, "last_activity": "2026-01
 COMMAND = {"name": "kill", "aliases": ["end"], "summary": "end an agent", "arguments": []}
 
 
-class Wire(Link):
+class Wire(DaemonConnection):
     """Stands where the daemon would: keeps what it is asked, answers what it was told to."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Wire(Link):
         msgspec.convert(params, SERVICES[method].params)
         self.asked.append((method, params))
         answer = self.answers[method]
-        if isinstance(answer, Failure):
+        if isinstance(answer, CommandError):
             raise answer
         return answer
 
@@ -87,7 +87,7 @@ class Wire(Link):
     def watch(self, params: dict[str, Any], on_event: OnEvent, _: Any) -> None:
         """Take note of it, and tell what was said before."""
         if most := msgspec.convert(params, WatchAgent).messages:
-            on_event(msgspec.to_builtins(Spoken(tuple(self.said[-most:]), max(0, len(self.said) - most))))
+            on_event(msgspec.to_builtins(RecentMessages(tuple(self.said[-most:]), max(0, len(self.said) - most))))
         self.watched.append(params)
         self.tell = on_event
         self.there = True
@@ -103,7 +103,7 @@ class Talk:
     def __init__(self, **how: Any) -> None:
         self.now = 0.0
         self.wire = Wire()
-        self.sheet = Sheet()
+        self.sheet = LiveText()
         self.chat = Chat(self.wire, self.sheet, clock=lambda: self.now, **how)
 
     async def begin(self) -> Talk:
@@ -121,7 +121,7 @@ class Talk:
         """Let a turn begin that was asked for here, unless `more` says otherwise."""
         request = self.wire.of("submit")[-1]["request_id"] if self.wire.of("submit") else None
         fields: dict[str, Any] = {"query_id": "q", "prompt": "go", "request_id": request}
-        self.chat.event(msgspec.to_builtins(TurnBegan(**(fields | more))))
+        self.chat.event(msgspec.to_builtins(TurnStarted(**(fields | more))))
 
     async def ended(self, **more: Any) -> None:
         """Let the turn end."""

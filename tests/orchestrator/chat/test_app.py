@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch.client.failure import Failure
+from orch.client.failure import CommandError
 from orch_protocol.core.messages import assistant, user
 from orch_protocol.wire.watch_events import TurnEnded
 from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar
@@ -77,7 +77,7 @@ async def test_prompts_reach_the_agent_in_the_order_in_which_they_were_typed() -
 async def test_an_agent_that_was_asked_meanwhile_is_steered() -> None:
     """Of two who ask at the same moment one would be refused."""
     talk = await Talk().begin()
-    talk.wire.answers["submit"] = Failure("AgentBusyError", "at work")
+    talk.wire.answers["submit"] = CommandError("AgentBusyError", "at work")
     await talk.chat.take("go")
     assert talk.wire.of("steer")[0]["text"] == "go"
 
@@ -214,7 +214,7 @@ async def test_what_is_typed_behind_a_switch_is_for_whom_it_leads_to(fails: bool
     typed = [asyncio.ensure_future(talk.chat.take(each)) for each in ("/switch kid", "hello kid", "/status")]
     await asyncio.sleep(0)
     if fails:
-        talk.wire.answers["execute"] = Failure("AgentGoneError", "there is no kid")
+        talk.wire.answers["execute"] = CommandError("AgentGoneError", "there is no kid")
     else:
         talk.wire.answers["state"] = AGENT | {"id": "kid"}
     talk.wire.slow["execute"].set()
@@ -240,7 +240,7 @@ async def test_a_daemon_that_ended_is_said_and_the_next_prompt_goes_on() -> None
     talk.began()
     talk.chat.event(event(1, "text", "half a li"))
     talk.wire.there = False
-    talk.chat._lost(Failure("DaemonGone", "the daemon ended"))
+    talk.chat._lost(CommandError("DaemonGone", "the daemon ended"))
     assert talk.chat.working is None
     assert talk.shown()[1:3] == ["half a li", "DaemonGone: the daemon ended"]
     await talk.chat.take("again")
@@ -257,7 +257,7 @@ async def test_a_daemon_that_ended_asks_nothing() -> None:
     talk = await Talk().begin()
     talk.began(request_id=None)
     talk.chat.event(question())
-    talk.chat._lost(Failure("DaemonGone", "the daemon ended"))
+    talk.chat._lost(CommandError("DaemonGone", "the daemon ended"))
     assert not talk.chat.asks
     assert talk.chat.failed
 
@@ -269,7 +269,7 @@ async def test_a_daemon_that_does_not_answer_keeps_nobody_here(works: bool) -> N
     if works:
         talk.began(request_id=None)
     for method in ("list", "state", "cancel"):
-        talk.wire.answers[method] = Failure("DaemonSilent", "it says nothing")
+        talk.wire.answers[method] = CommandError("DaemonSilent", "it says nothing")
     await talk.chat.leave()
     if works:
         await talk.chat.take("end")
@@ -285,7 +285,7 @@ async def test_what_was_heard_too_late_and_is_refused_is_there_again() -> None:
     await talk.chat.take("and the valve")
     waiting = {"waiting": [{"id": "s1", "text": "and the valve"}]}
     talk.wire.answers |= {"queue": waiting, "clear_queue": waiting}
-    talk.wire.answers["submit"] = Failure("BudgetExceededError", "no dollar is left")
+    talk.wire.answers["submit"] = CommandError("BudgetExceededError", "no dollar is left")
     await talk.ended()
     assert talk.chat.draft == "and the valve"
     assert "BudgetExceededError: no dollar is left" in talk.shown()
@@ -306,7 +306,7 @@ async def test_ctrl_c_forgets_lines_that_are_taken_as_they_come() -> None:
 async def test_what_goes_wrong_is_said_and_the_talk_goes_on() -> None:
     """As when the agent was killed."""
     talk = await Talk().begin()
-    talk.wire.answers["submit"] = Failure("AgentGoneError", "it was killed: orch resume 1")
+    talk.wire.answers["submit"] = CommandError("AgentGoneError", "it was killed: orch resume 1")
     await talk.chat.take("go")
     assert talk.shown()[-1] == "AgentGoneError: it was killed: orch resume 1"
     assert talk.chat.working is None
@@ -393,7 +393,7 @@ async def test_ctrl_c_waits_for_no_command() -> None:
         await asyncio.sleep(0)
     assert await talk.chat.interrupt() == "stop"
     assert talk.wire.dropped[0].is_set()
-    talk.wire.answers["execute"] = Failure("Interrupted", "not waited for")
+    talk.wire.answers["execute"] = CommandError("Interrupted", "not waited for")
     talk.wire.slow["execute"].set()
     await task
     assert not talk.chat.commands.running
@@ -444,7 +444,7 @@ async def test_a_switch_that_fails_leaves_the_talk_with_whom_it_was() -> None:
     talk.wire.executes("switch", kind="switch", agent="kid")
     watched = len(talk.wire.watched)
     for method in ("state", "commands"):
-        before, talk.wire.answers[method] = talk.wire.answers[method], Failure("AgentGoneError", "it was pruned")
+        before, talk.wire.answers[method] = talk.wire.answers[method], CommandError("AgentGoneError", "it was pruned")
         await talk.chat.take("/switch kid")
         talk.wire.answers[method] = before
         assert talk.shown()[-1] == "AgentGoneError: it was pruned"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from orch_protocol.core.approval import AnswerQuestion
-from orch_protocol.wire.watch_events import QuestionOver
+from orch_protocol.wire.watch_events import QuestionClosed
 from orchestrator.chat.chat_double import Talk, event, question
 from orchestrator.daemon_double import REPLY
 
@@ -20,7 +20,7 @@ async def test_what_answers_one_question_answers_no_other() -> None:
     talk.chat.event(question("q1"))
     topic = talk.chat.topic
     talk.chat.event(question("q2"))
-    talk.chat.event(msgspec.to_builtins(QuestionOver("q1")))
+    talk.chat.event(msgspec.to_builtins(QuestionClosed("q1")))
     await talk.chat.take("y", topic=topic)
     assert (talk.wire.of("answer"), talk.chat.draft) == ([], "y")
     await talk.chat.take("y", topic=talk.chat.topic)
@@ -94,13 +94,13 @@ async def test_a_question_that_is_over_is_not_asked_any_more() -> None:
     for id in ("q1", "q2", "q3"):
         talk.chat.event(question(id))
     talk.shown()
-    talk.chat.event(msgspec.to_builtins(QuestionOver("q2")))
+    talk.chat.event(msgspec.to_builtins(QuestionClosed("q2")))
     assert talk.shown() == []
-    talk.chat.event(msgspec.to_builtins(QuestionOver("q1")))
+    talk.chat.event(msgspec.to_builtins(QuestionClosed("q1")))
     assert talk.shown()[0].startswith("that was answered elsewhere")
     await talk.chat.take("y")
     assert talk.wire.of("answer")[0]["id"] == "q3"
-    talk.chat.event(msgspec.to_builtins(QuestionOver("q3")))
+    talk.chat.event(msgspec.to_builtins(QuestionClosed("q3")))
     assert talk.chat.asks == ""
 
 

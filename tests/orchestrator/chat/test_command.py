@@ -8,9 +8,9 @@ import io
 
 import pytest
 
-from orch.chat.screen import Lines, Printed
+from orch.chat.screen import LineInput, PlainScreen
 from orch.cli import run
-from orch.client.failure import Failure
+from orch.client.failure import CommandError
 from orchestrator.chat.test_app import AGENT, Talk, question
 
 Captured = pytest.CaptureFixture[str]
@@ -61,10 +61,10 @@ class Typist:
 async def printed(talk: Talk, *lines: str, waits: bool) -> tuple[str, str]:
     """Return what is said and what is told when these lines are typed and the agent says nothing."""
     out, err = Screen(), Screen()
-    sheet = Printed(out, err)
+    sheet = PlainScreen(out, err)
     talk.chat.sheet = sheet
     talk.chat._story._sheet = sheet
-    reading = Lines(talk.chat, Typist(talk, *lines), waits=waits)  # type: ignore[arg-type]
+    reading = LineInput(talk.chat, Typist(talk, *lines), waits=waits)  # type: ignore[arg-type]
     running = asyncio.create_task(reading.run())
     while not running.done():
         await asyncio.sleep(0)
@@ -105,8 +105,8 @@ async def test_where_what_is_said_cannot_be_written_the_chat_ends(why: OSError) 
             raise why
 
     talk = await Talk(echo=False).begin()
-    talk.chat.sheet = talk.chat._story._sheet = Printed(Closed(), Screen())
-    reading = Lines(talk.chat, Typist(talk, "one\n", "two\n"), waits=True)  # type: ignore[arg-type]
+    talk.chat.sheet = talk.chat._story._sheet = PlainScreen(Closed(), Screen())
+    reading = LineInput(talk.chat, Typist(talk, "one\n", "two\n"), waits=True)  # type: ignore[arg-type]
     running = asyncio.create_task(reading.run())
     while talk.chat.working is None:  # noqa: ASYNC110  # gives way
         await asyncio.sleep(0)
@@ -121,7 +121,7 @@ async def test_where_what_is_said_cannot_be_written_the_chat_ends(why: OSError) 
 async def test_what_is_refused_has_failed(method: str, line: str) -> None:
     """As a turn that fails has: the exit code of the command says so. What is said next may go well."""
     talk = await Talk().begin()
-    talk.wire.answers[method] = Failure("ConfigError", "there is no such thing")
+    talk.wire.answers[method] = CommandError("ConfigError", "there is no such thing")
     await talk.chat.take(line)
     assert talk.chat.failed
     talk.wire.answers["submit"] = {"id": "abc", "query_id": "q"}
@@ -133,9 +133,9 @@ async def test_what_is_refused_has_failed(method: str, line: str) -> None:
 async def test_a_question_is_asked_once_and_answered_by_a_line() -> None:
     """With what may be answered."""
     talk = await Talk(echo=False).begin()
-    Lines(talk.chat, Typist(talk), waits=False)  # type: ignore[arg-type]
+    LineInput(talk.chat, Typist(talk), waits=False)  # type: ignore[arg-type]
     err = Screen()
-    talk.chat.sheet = Printed(Screen(), err)
+    talk.chat.sheet = PlainScreen(Screen(), err)
     talk.chat.event(question(agent_id="kid"))
     talk.chat.changed()
     assert err.getvalue().count("allow it?") == 1

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orch.chat.daemon_connection import Link
-from orch.client.failure import Failure
+from orch.chat.daemon_connection import DaemonConnection
+from orch.client.failure import CommandError
 
 
 class Wire:
@@ -21,7 +21,7 @@ class Wire:
         self.begun = threading.Event()
         self.go = threading.Event()
         self.events: list[dict[str, Any]] = []
-        self.failure: Failure | None = None
+        self.failure: CommandError | None = None
 
     def __call__(self) -> Any:
         """Make a connection."""
@@ -53,7 +53,7 @@ def wire() -> Wire:
 
 async def test_requests_wait_beside_each_other_and_share_connections(wire: Wire) -> None:
     """What takes long holds nothing else up; a connection that is idle is used again."""
-    link = Link(wire)
+    link = DaemonConnection(wire)
     slow = [asyncio.ensure_future(link.call("query", ref=str(n))) for n in range(3)]
     while wire.made < 3:  # noqa: ASYNC110  # gives way to threads
         await asyncio.sleep(0)
@@ -67,11 +67,11 @@ async def test_requests_wait_beside_each_other_and_share_connections(wire: Wire)
 
 async def test_a_request_that_is_dropped_fails_and_hangs_up(wire: Wire) -> None:
     """So that the other end does not wait either."""
-    link, dropped = Link(wire), threading.Event()
+    link, dropped = DaemonConnection(wire), threading.Event()
     task = asyncio.ensure_future(link.call("execute", dropped=dropped, ref="1"))
     await asyncio.to_thread(wire.begun.wait)
     dropped.set()
-    with pytest.raises(Failure, match="execute is not waited for any more"):
+    with pytest.raises(CommandError, match="execute is not waited for any more"):
         await task
     assert wire.closed == 1
     link.close()
@@ -79,11 +79,11 @@ async def test_a_request_that_is_dropped_fails_and_hangs_up(wire: Wire) -> None:
 
 async def test_a_daemon_that_ended_leaves_no_connection_behind(wire: Wire) -> None:
     """What is asked next, of the next daemon, goes by a new one: those that were idle are as dead."""
-    link, lost = Link(wire), asyncio.Event()
+    link, lost = DaemonConnection(wire), asyncio.Event()
     wire.go.set()
     await asyncio.gather(*(link.call("list") for _ in range(3)))
     made = wire.made
-    wire.failure = Failure("DaemonGone", "gone")
+    wire.failure = CommandError("DaemonGone", "gone")
     link.watch({"ref": "1"}, lambda _: None, lambda _: lost.set())
     await lost.wait()
     wire.failure = None
@@ -94,7 +94,7 @@ async def test_a_daemon_that_ended_leaves_no_connection_behind(wire: Wire) -> No
 
 async def test_a_watch_tells_until_it_is_left(wire: Wire) -> None:
     """Events come in the loop; of an agent that is not watched any more none does; that it was lost is told."""
-    link = Link(wire)
+    link = DaemonConnection(wire)
     seen: list[Any] = []
     lost = asyncio.Event()
     wire.events = [{"n": 1}]
@@ -103,7 +103,7 @@ async def test_a_watch_tells_until_it_is_left(wire: Wire) -> None:
         await asyncio.sleep(0)
     link.leave()
     assert not link.watching
-    wire.failure = Failure("DaemonGone", "gone")
+    wire.failure = CommandError("DaemonGone", "gone")
     wire.go.set()
     link.watch({"ref": "2"}, seen.append, lambda _: lost.set())
     await lost.wait()

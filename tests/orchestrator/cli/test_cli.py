@@ -11,7 +11,7 @@ import pytest
 
 from orch.cli import VERBS, run
 from orch.cli.agents import spawn_settings
-from orch.client.failure import Failure
+from orch.client.failure import CommandError
 from orchestrator.daemon_double import REPLY, ROW, SPAWNED, Desk, opened
 
 
@@ -223,7 +223,7 @@ def test_who_answers_is_not_said_to_scripts_each_time(
 
 def test_who_answers_is_not_said_of_an_agent_that_is_not_made(desk: Desk, capsys: Captured) -> None:
     """Before an error there is nothing but the error."""
-    desk.answers["spawn"] = Failure("SpawnError", "no room", 5)
+    desk.answers["spawn"] = CommandError("SpawnError", "no room", 5)
     assert run(["spawn", "t"]) == 5
     assert capsys.readouterr().err == "orch: no room\n"
 
@@ -261,7 +261,7 @@ def test_a_daemon_that_hangs_does_not_hide_the_configuration(
     """What is set is shown; that it could not be compared is said."""
 
     def hang() -> None:
-        raise Failure("DaemonSilent", "it hangs")
+        raise CommandError("DaemonSilent", "it hangs")
 
     monkeypatch.setattr(spawn_settings, "daemon_status", hang)
     assert run(["config", "show"]) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orch.cli import run
-from orch.client.failure import Failure
+from orch.client.failure import CommandError
 from orchestrator.daemon_double import Desk, opened
 
 
@@ -27,7 +27,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.mark.parametrize("code", [1, 2, 3, 4, 5])
 def test_an_error_goes_to_stderr_with_its_exit_code(desk: Desk, capsys: Captured, code: int) -> None:
     """A sentence for people, an object with --json; stdout stays empty, terminals stay safe."""
-    desk.answers["query"] = Failure("AgentBusyError", "busy with \x1b[31mred", code)
+    desk.answers["query"] = CommandError("AgentBusyError", "busy with \x1b[31mred", code)
     assert run(["query", "n", "p"]) == code
     assert capsys.readouterr() == ("", "orch: busy with \\x1b[31mred\n")
     assert run(["query", "n", "p", "--json"]) == code

@@ -13,7 +13,7 @@ import pytest
 from orch.cli import run
 from orch.cli.agents import query
 from orch.cli.scratch import scratch
-from orch.client.failure import Failure
+from orch.client.failure import CommandError
 from orchestrator.daemon_double import ROW, Desk, opened
 
 Captured = pytest.CaptureFixture[str]
@@ -74,7 +74,7 @@ def test_a_cancel_that_fails_is_told(desk: Desk, capsys: Captured, monkeypatch: 
     """With why."""
     Twice(monkeypatch, again=True)
     desk.answers["query"] = KeyboardInterrupt()
-    desk.answers["cancel"] = Failure("DaemonGone", "the daemon ended")
+    desk.answers["cancel"] = CommandError("DaemonGone", "the daemon ended")
     assert run(["query", "n", "p"]) == 130
     assert "agent n could not be cancelled: the daemon ended" in capsys.readouterr().err
 

@@ -6,12 +6,12 @@ import pytest
 
 from orch.commands.builtin_commands import BY_NAME
 from orch.commands.parse import bind, find, read
-from orch.commands.registry import flag, given, option, rest
+from orch.commands.registry import flag, option, positional, remainder
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.resources.slash_commands import Argument, usage
 
-SPAWN = (rest("task", required=True), option("model", "model"), option("tools", "tools"), flag("idle"))
-LABEL = (given("entry", "entry", required=True), rest("label"))
+SPAWN = (remainder("task", required=True), option("model", "model"), option("tools", "tools"), flag("idle"))
+LABEL = (positional("entry", "entry", required=True), remainder("label"))
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_code_is_taken_to_the_letter(typed: str, command: str, quiet: bool) -> N
         (SPAWN, "do it --model", "/it: --model needs a value"),
         (SPAWN, "do it --idle --idle", "/it: --idle is given twice"),
         (LABEL, "'open", "/it: a quote is not closed: 'open"),
-        ((given("n", "number"),), "many", "/it: N is a number, not 'many'"),
-        ((given("what", "choice", "clear"),), "all", "/it: WHAT is clear, not 'all'"),
+        ((positional("n", "number"),), "many", "/it: N is a number, not 'many'"),
+        ((positional("what", "choice", "clear"),), "all", "/it: WHAT is clear, not 'all'"),
         ((), "now", "/it: it takes no 'now'; it is written /it"),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_slip_is_told_with_how_it_is_written(arguments: tuple[Argument, ...], 
 def test_a_line_of_a_megabyte_is_refused() -> None:
     """A file that was pasted by mistake is no command."""
     with pytest.raises(ConfigError, match="too long for a command"):
-        bind("py", (rest("code"),), "x" * ((1 << 20) + 1))
+        bind("py", (remainder("code"),), "x" * ((1 << 20) + 1))
 
 
 def test_an_unknown_name_is_told_with_those_that_are_near() -> None:
@@ -123,4 +123,4 @@ def test_an_unknown_name_is_told_with_those_that_are_near() -> None:
 def test_usage_is_made_of_the_arguments() -> None:
     """What is not required stands in brackets."""
     assert usage("spawn", SPAWN) == "/spawn TASK... [--model MODEL] [--tools TOOLS] [--idle]"
-    assert usage("tasks", (given("what", "choice", "clear"),)) == "/tasks [clear]"
+    assert usage("tasks", (positional("what", "choice", "clear"),)) == "/tasks [clear]"

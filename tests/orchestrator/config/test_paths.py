@@ -10,7 +10,7 @@ import pytest
 from orch import Config
 from orch.cli.scratch import scratch
 from orch.config import paths
-from orch.config.config import fits
+from orch.config.config import check_combination
 from orch.supervisor.recovery import orphan_cleanup
 from orch.supervisor.recovery.orphan_cleanup import sweep_runs
 from orch_protocol.core.errors import ConfigError, StoreError
@@ -118,7 +118,7 @@ def test_sessions_are_in_the_same_place_from_whichever_folder(
 def test_what_names_no_folder_is_refused(chosen: str) -> None:
     """As soon as it is read: else sessions would be in the home, or nowhere."""
     with pytest.raises(ConfigError, match=r"session_dir = .* names no folder"):
-        fits(Config(session_dir=chosen))
+        check_combination(Config(session_dir=chosen))
 
 
 def test_a_socket_lies_in_its_folder_when_the_path_is_short() -> None:
@@ -163,12 +163,12 @@ def test_a_fallback_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyte
     owner = (tmp_path / "orch").stat().st_uid
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     with pytest.raises(StoreError, match=f"uid {owner}"):
-        paths.own_folder(str(tmp_path / "orch"))
+        paths.check_private_folder(str(tmp_path / "orch"))
 
 
 def test_a_runtime_folder_that_is_not_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after sudo, or in a container: then sockets lie in /tmp."""
-    monkeypatch.setattr(paths, "own_folder", lambda _: None)
+    monkeypatch.setattr(paths, "check_private_folder", lambda _: None)
     path = paths.socket_path("/" + "a" * 120, "s", {"XDG_RUNTIME_DIR": str(tmp_path / "gone")})
     assert Path(path).parent == Path(f"/tmp/orch-{os.getuid()}")
 
@@ -178,10 +178,10 @@ def test_a_daemon_shows_where_its_socket_is(tmp_path: Path) -> None:
     home = tmp_path / ("h" * 100)
     folder = paths.private_dir(paths.daemon_dir(home))
     for path in ("/run/one", "/run/two"):
-        paths.show_socket(folder, path)
+        paths.link_socket(folder, path)
         assert paths.control_socket({"ORCH_HOME": str(home), "XDG_RUNTIME_DIR": str(tmp_path)}) == path
     assert os.listdir(folder) == [paths.CONTROL]
-    paths.show_socket("/o/daemon", f"/o/daemon/{paths.CONTROL}")
+    paths.link_socket("/o/daemon", f"/o/daemon/{paths.CONTROL}")
 
 
 def test_orch_folders_are_homes_sessions_and_folders_of_sockets(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_orch_folders_are_homes_sessions_and_folders_of_sockets(tmp_path: Path) 
 def test_unnamed_runs_of_killed_programs_are_swept(tmp_path: Path) -> None:
     """What nobody opens again goes; a named run, one that somebody works in and one that is just made stay."""
     runs = paths.private_dir(paths.runs_dir(tmp_path))
-    left, alive, new = (f"{paths.OWN_RUN}{new_id()}" for _ in range(3))
+    left, alive, new = (f"{paths.UNNAMED_RUN_PREFIX}{new_id()}" for _ in range(3))
     folders = {name: paths.private_dir(runs / name) for name in (left, alive, new, "mine", "run-mine")}
     lock = FolderLock.acquire(folders[alive])
     for name in (left, alive, "mine", "run-mine"):
@@ -222,7 +222,7 @@ def test_folders_of_killed_commands_are_swept(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
     monkeypatch.setattr(orphan_cleanup, "kill_orphans", lambda run: ended.append(run) or 0)
     with scratch() as folder:
-        left = paths.private_dir(tmp_path / f"{paths.SCRATCH}{new_id()}")
+        left = paths.private_dir(tmp_path / f"{paths.SCRATCH_PREFIX}{new_id()}")
         run = paths.private_dir(paths.run_dir(left, "demo"))
         os.utime(left, (0, 0))
         os.utime(folder, (0, 0))
@@ -266,13 +266,13 @@ class TestHide:
         for name in ("sessions/a/session.jsonl", "runs/daemon/journal.jsonl", "daemon/log", "config.toml"):
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_text("x")
-        paths.hide(home)
+        paths.write_gitignore(home)
         assert [name for name, _ in walk(tmp_path, tmp_path)] == ["home/.gitignore", "home/config.toml"]
 
     def test_what_is_there_stays(self, tmp_path: Path) -> None:
         """The user may want something else."""
         (tmp_path / ".gitignore").write_text("mine")
-        paths.hide(tmp_path)
+        paths.write_gitignore(tmp_path)
         assert (tmp_path / ".gitignore").read_text() == "mine"
-        paths.hide(tmp_path / "nowhere")
+        paths.write_gitignore(tmp_path / "nowhere")
         assert not (tmp_path / "nowhere").exists()

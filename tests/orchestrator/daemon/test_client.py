@@ -12,7 +12,7 @@ import pytest
 from orch.client import connection
 from orch.client import start as starting
 from orch.client.connection import Connection, await_end
-from orch.client.failure import Failure
+from orch.client.failure import CommandError
 from orch.config import paths
 from orch.daemon.control_socket import MAX_LINE, Client, ControlServer, DaemonLeaving
 from orch.daemon.daemon import Stopping
@@ -149,7 +149,7 @@ async def test_without_a_daemon_and_without_starting_one(house: House) -> None:
     """Looking at the daemon does not make one; exit code 3 says that it is not there."""
     client = house.client(start=False)
     assert not client.dial()
-    with pytest.raises(Failure, match="no daemon is running") as raised:
+    with pytest.raises(CommandError, match="no daemon is running") as raised:
         client.call("daemon_status")
     assert raised.value.exit_code == 3
 
@@ -166,7 +166,7 @@ async def test_the_status_of_a_daemon_that_may_not_be_there(house: House, monkey
 async def test_an_error_of_the_daemon_keeps_class_and_exit_code(house: House) -> None:
     """What the root raises is what the command exits with."""
     await house.open()
-    with pytest.raises(Failure, match="no agent 'x'") as raised:
+    with pytest.raises(CommandError, match="no agent 'x'") as raised:
         await asyncio.to_thread(house.client(start=False).call, "show")
     assert (raised.value.kind, raised.value.exit_code) == ("AgentNotFoundError", 3)
 
@@ -188,7 +188,7 @@ async def test_daemons_that_leave_one_after_the_other_are_given_up(
     monkeypatch.setattr(connection, "START_SECONDS", 0)
     house.desk.leaves = 2
     await house.open()
-    with pytest.raises(Failure, match="no daemon took this request") as raised:
+    with pytest.raises(CommandError, match="no daemon took this request") as raised:
         await asyncio.to_thread(house.client().call, "list")
     assert (raised.value.kind, house.desk.asked) == ("DaemonNotRunning", ["list", "list"])
 
@@ -200,7 +200,7 @@ async def test_what_the_next_daemon_says_of_a_request_that_it_took_is_told(
     monkeypatch.setattr(connection, "START_SECONDS", 0)
     house.desk.leaves = 1
     await house.open()
-    with pytest.raises(Failure, match="no agent 'x'") as raised:
+    with pytest.raises(CommandError, match="no agent 'x'") as raised:
         await asyncio.to_thread(house.client().call, "show")
     assert (raised.value.kind, house.desk.asked) == ("AgentNotFoundError", ["show", "show"])
 
@@ -225,7 +225,7 @@ async def test_a_successor_of_another_version_too_is_an_error_naming_both(
     asking = asyncio.create_task(asyncio.to_thread(house.client().call, "list"))
     await house.desk.stopped.wait()
     await house.close()
-    with pytest.raises(Failure, match=r"version 1 .* version 99") as raised:
+    with pytest.raises(CommandError, match=r"version 1 .* version 99") as raised:
         await asking
     assert (raised.value.kind, raised.value.exit_code, house.starts) == ("VersionMismatchError", 2, 1)
     assert capsys.readouterr().err.count("spoke another version") == 1
@@ -235,7 +235,7 @@ async def test_a_busy_daemon_of_another_version_is_an_error_naming_both(house: H
     """Nobody's work is ended for a version."""
     house.desk.busy = True
     await house.open(version=99)
-    with pytest.raises(Failure, match=r"version 1 .*version 99.*1 agents are at work \(a\)") as raised:
+    with pytest.raises(CommandError, match=r"version 1 .*version 99.*1 agents are at work \(a\)") as raised:
         await asyncio.to_thread(house.client().call, "list")
     assert (raised.value.kind, raised.value.exit_code, house.starts) == ("VersionMismatchError", 2, 0)
 
@@ -243,7 +243,7 @@ async def test_a_busy_daemon_of_another_version_is_an_error_naming_both(house: H
 async def test_a_request_that_is_too_long_is_not_sent(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is told before anything is connected or started."""
     monkeypatch.setattr(connection, "MAX_LINE", 100)
-    with pytest.raises(Failure, match="the most is 100") as raised:
+    with pytest.raises(CommandError, match="the most is 100") as raised:
         house.client(start=False).call("query", {"prompt": "x" * 100})
     assert raised.value.exit_code == 2
 
@@ -276,7 +276,7 @@ async def test_a_daemon_that_dies_or_hangs_is_an_error_naming_its_log(
         monkeypatch.setattr(connection, "TICK", 0.01)
     mute = Mute(hangs_up=hangs_up)
     async with await asyncio.start_unix_server(mute, paths.control_socket(house.env)):
-        with pytest.raises(Failure, match=r"h/daemon/log") as raised:
+        with pytest.raises(CommandError, match=r"h/daemon/log") as raised:
             await asyncio.to_thread(house.client(start=False).call, "query", on_silence=listens)
     assert raised.value.kind == kind
     assert (f"kill -9 {os.getpid()}" in str(raised.value)) is not hangs_up
@@ -297,5 +297,5 @@ def test_the_end_of_a_process_that_is_gone_is_not_awaited() -> None:
 def test_a_process_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting has an end; the message says what to do."""
     monkeypatch.setattr(connection, "STOP_SECONDS", 0)
-    with pytest.raises(Failure, match=f"kill -9 {os.getpid()}"):
+    with pytest.raises(CommandError, match=f"kill -9 {os.getpid()}"):
         await_end(os.getpid())

@@ -21,10 +21,10 @@ from orch_protocol.agent.config import Config, DaemonConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, ProtocolError, ToolNotGrantedError
 from orch_protocol.services.registry import SERVICES
-from orch_protocol.services.requests import AgentRow, Kill, List
+from orch_protocol.services.requests import AgentRow, Kill, ListAgents
 from orch_protocol.services.service import AnyService, Empty
 from orch_protocol.wire.frames import VERSION
-from orch_worker.sandbox.probe import Offer
+from orch_worker.sandbox.probe import AvailableLevels
 from virtual_clock import passed, virtual
 
 US = Client(1, os.getuid())
@@ -48,7 +48,7 @@ class Root:
     async def call(self, root: Any, caller: Caller, service: AnyService, params: Any) -> Any:
         assert root is self
         assert caller.is_user
-        if isinstance(params, List):
+        if isinstance(params, ListAgents):
             return self.rows
         self.asked.append((service.name, params))
         if service.name == "query":
@@ -71,9 +71,9 @@ def open_daemon(root: Root, clock: Hour, minutes: float = 15) -> Daemon:
     return Daemon(root, root.call, home=Path("/o"), config=config, clock=clock, offered=little)
 
 
-async def little() -> Offer:
+async def little() -> AvailableLevels:
     """A machine that has little to keep tools from anything."""
-    return Offer({"L2": "no Landlock", "L3": "no bubblewrap"})
+    return AvailableLevels({"L2": "no Landlock", "L3": "no bubblewrap"})
 
 
 async def ask(served: Daemon, method: str, params: Any = None) -> Any:
@@ -263,7 +263,7 @@ async def test_command_of_an_agent_is_served_as_that_agent() -> None:
 
     async def call(_: Any, caller: Caller, service: AnyService, params: Any) -> Any:
         asked.append((caller.agent_id, service.name))
-        return [] if isinstance(params, List) else Empty()
+        return [] if isinstance(params, ListAgents) else Empty()
 
     served = Daemon(agents(), call, home=Path("/o"), config=Config(), offered=little)
     command = Client(7, os.getuid(), agent_id="a1")

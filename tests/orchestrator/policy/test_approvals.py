@@ -17,7 +17,7 @@ from orch.policy.approvals import NOBODY_TO_ASK, ApprovalBroker
 from orch.policy.caller import USER, AgentCaller
 from orch.policy.grants import GrantStore, covers, grant_of
 from orch.services import call
-from orch_protocol.core.approval import Answered, AnswerQuestion
+from orch_protocol.core.approval import AnswerQuestion, AnswerResult
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import plain_line
 from orch_protocol.services.approvals import ANSWER_APPROVAL
@@ -134,7 +134,7 @@ async def test_the_first_answer_counts(tmp_path: Path) -> None:
     asking = asyncio.create_task(approvals.ask(question(), "a", "q", 5))
     await asyncio.sleep(0)
     assert not approvals.answer(AnswerQuestion("q1", True, "project", seconds=math.nan)).taken  # it would never end
-    assert approvals.answer(AnswerQuestion("q1", False)) == Answered(True)
+    assert approvals.answer(AnswerQuestion("q1", False)) == AnswerResult(True)
     assert not approvals.answer(AnswerQuestion("q1", True)).taken
     assert await asking == "the user said no"
     assert not approvals.answer(AnswerQuestion("other", True)).taken
@@ -376,7 +376,7 @@ async def test_the_client_that_waits_is_asked_and_answers(tmp_path: Path) -> Non
         tasks: list[asyncio.Future[Any]] = []
         agent = await world.scripted(RM, "done", tools=["bash"], cwd=tmp_path)
         reply = await call(root, USER, QUERY, QueryAgent(agent.id, "tidy", approve=True), client)
-        assert (reply.text, [await task for task in tasks]) == ("done", [Answered(True)])
+        assert (reply.text, [await task for task in tasks]) == ("done", [AnswerResult(True)])
         assert [each.kind for each in seen] == ["question"]
         assert not (tmp_path / "precious.txt").exists()
 

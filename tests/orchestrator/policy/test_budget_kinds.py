@@ -15,7 +15,7 @@ from orch.tree.agents.agent_record import BusyTime
 from orch.tree.journal.entries import RunStarted
 from orch.tree.journal.events import FinishQuery, ProcessExited, Recover, Resume
 from orch_protocol.agent.spec import Limits
-from orch_protocol.core.budget import KINDS, Amounts, Budget, BudgetChange, Reserve, amounts_of, limit_of
+from orch_protocol.core.budget import KINDS, Budget, BudgetAmounts, BudgetChange, ReserveBudget, amounts_of, limit_of
 from orch_protocol.core.errors import BudgetExceededError, ConfigError
 from orch_protocol.core.messages import Reply, Usage
 from orchestrator.tree_double import Forest
@@ -36,10 +36,10 @@ class Land:
         self.forest.ask(id, f"q-{id}")
         return id
 
-    def take(self, id: str, **amounts: float) -> Amounts:
+    def take(self, id: str, **amounts: float) -> BudgetAmounts:
         """Put so much aside, use all that there was, and return it."""
-        wanted = Amounts(**amounts)
-        reserved = self.budgets.reserve(id, Reserve(wanted, wanted, wanted))
+        wanted = BudgetAmounts(**amounts)
+        reserved = self.budgets.reserve(id, ReserveBudget(wanted, wanted, wanted))
         assert reserved is not None
         self.budgets.settle(id, reserved.id, reserved.amounts)
         return reserved.amounts
@@ -90,7 +90,7 @@ def test_a_kind_that_nobody_bounds_is_granted_whole() -> None:
 def test_what_is_on_record_counts() -> None:
     """Of a usage its tokens are all that models read and wrote, cached or not."""
     usage = Usage(1, 2, 4, 8, 0.5, model_calls=3, tool_calls=4, tool_seconds=1.5)
-    assert amounts_of(usage) == Amounts(usd=0.5, tokens=15, tool_seconds=1.5, model_calls=3, tool_calls=4)
+    assert amounts_of(usage) == BudgetAmounts(usd=0.5, tokens=15, tool_seconds=1.5, model_calls=3, tool_calls=4)
     assert amounts_of(usage + usage) == amounts_of(usage) + amounts_of(usage)
     land = Land(max_tokens=20)
     id = land.work()
@@ -276,17 +276,17 @@ def test_nobody_ever_uses_more_than_there_is(kind: str, seed: int) -> None:
     land = Land(**{limit_of(kind): 100})
     ids = [land.work() for _ in range(50)]
     held: dict[str, tuple[str, float]] = {}
-    one = Amounts(**{kind: 1})
+    one = BudgetAmounts(**{kind: 1})
     used = 0.0
     while ids:
         id = luck.choice(ids)
         if id in held:
             hold, amount = held.pop(id)
-            land.budgets.settle(id, hold, Amounts(**{kind: amount}))
+            land.budgets.settle(id, hold, BudgetAmounts(**{kind: amount}))
             used += amount
         else:
             try:
-                reserved = land.budgets.reserve(id, Reserve(one, one, one))
+                reserved = land.budgets.reserve(id, ReserveBudget(one, one, one))
             except BudgetExceededError:
                 ids.remove(id)
                 continue
@@ -324,9 +324,9 @@ class TestCutOff:
         land.forest.tree.apply(land.budgets.charged(decision.entries))
         return land.forest.tree.agents[id].usage
 
-    def hold(self, land: Land, id: str, least: Amounts, most: Amounts) -> str:
+    def hold(self, land: Land, id: str, least: BudgetAmounts, most: BudgetAmounts) -> str:
         """Put something aside and return its id."""
-        reserved = land.budgets.reserve(id, Reserve(least, least, most))
+        reserved = land.budgets.reserve(id, ReserveBudget(least, least, most))
         assert reserved is not None
         return reserved.id
 
@@ -334,7 +334,7 @@ class TestCutOff:
         """Whatever became of the answer: an agent whose processes end in each request comes to its budget's end."""
         land = Land(max_cost_usd=10, max_model_calls=5)
         id = land.work()
-        self.hold(land, id, Amounts(usd=1, model_calls=1), Amounts(usd=8, model_calls=1))
+        self.hold(land, id, BudgetAmounts(usd=1, model_calls=1), BudgetAmounts(usd=8, model_calls=1))
         assert self.end(land, id) == Usage(cost_usd=1, cost_known=False, model_calls=1)
         assert land.budgets.spent(None).model_calls == 1
 
@@ -342,9 +342,9 @@ class TestCutOff:
         """What was put aside is on record before it is used: the next root charges the least of what was begun."""
         land = Land(max_cost_usd=10, max_model_calls=5)
         id = land.work()
-        one = Amounts(usd=1, model_calls=1)
+        one = BudgetAmounts(usd=1, model_calls=1)
         for settled in (True, False):
-            hold = self.hold(land, id, one, Amounts(usd=3, model_calls=1))
+            hold = self.hold(land, id, one, BudgetAmounts(usd=3, model_calls=1))
             entries = [land.budgets.put_aside(id, hold), land.budgets.settle(id, hold, one) if settled else None]
             land.forest.write([entry for entry in entries if entry is not None])
         again = land.forest.refold()
@@ -359,7 +359,7 @@ class TestCutOff:
         """Though the root was not told of it any more."""
         land = Land(max_cost_usd=10)
         id = land.work()
-        one = Amounts(usd=1)
+        one = BudgetAmounts(usd=1)
         land.budgets.settle(id, self.hold(land, id, one, one), one)
         self.hold(land, id, one, one)
         used = Usage(cost_usd=2, model_calls=2)
@@ -370,7 +370,9 @@ class TestCutOff:
         land = Land(max_tool_calls=10, max_tool_seconds=100)
         id = land.work()
         for _ in range(2):
-            self.hold(land, id, Amounts(tool_calls=1, tool_seconds=1), Amounts(tool_calls=1, tool_seconds=30))
+            self.hold(
+                land, id, BudgetAmounts(tool_calls=1, tool_seconds=1), BudgetAmounts(tool_calls=1, tool_seconds=30)
+            )
         used = Usage(tool_calls=1, tool_seconds=3)
         assert self.end(land, id, used) == Usage(tool_calls=2, tool_seconds=4)
 
@@ -379,7 +381,7 @@ class TestCutOff:
         land = Land(max_model_calls=9)
         idle, done = land.work(), land.work()
         assert self.end(land, idle) == Usage()
-        self.hold(land, done, Amounts(model_calls=1), Amounts(model_calls=1))
+        self.hold(land, done, BudgetAmounts(model_calls=1), BudgetAmounts(model_calls=1))
         decision = land.forest.tree.decide(
             FinishQuery(done, f"q-{done}", Reply(done, f"q-{done}", "x")), land.forest.now
         )

@@ -13,15 +13,15 @@ from orch.policy.budget_rules import budget_of, format_usd, reservation
 from orch.policy.budgets import BudgetLedger
 from orch.tree.journal.events import FinishQuery, Kill, RecordUsage, Resume
 from orch_protocol.agent.spec import Limits
-from orch_protocol.core.budget import Amounts, Budget, BudgetChange, Reserve, Reserved
+from orch_protocol.core.budget import Budget, BudgetAmounts, BudgetChange, BudgetReservationResult, ReserveBudget
 from orch_protocol.core.errors import BudgetExceededError, ConfigError, ProtocolError
 from orch_protocol.core.messages import Reply, Usage
 from orchestrator.tree_double import Forest
 
 
-def want(least: float, enough: float, most: float, beside: bool = False) -> Reserve:
+def want(least: float, enough: float, most: float, beside: bool = False) -> ReserveBudget:
     """Return a request for so many dollars."""
-    return Reserve(Amounts(usd=least), Amounts(usd=enough), Amounts(usd=most), beside)
+    return ReserveBudget(BudgetAmounts(usd=least), BudgetAmounts(usd=enough), BudgetAmounts(usd=most), beside)
 
 
 WANT = want(1.0, 2.0, 8.0)
@@ -49,7 +49,7 @@ class Town:
         query_id = query_id or f"q-{id}"
         self.forest.handle(FinishQuery(id, query_id, Reply(id, query_id, "done", usage=Usage(cost_usd=usd))))
 
-    def reserve(self, id: str, *sums: Any) -> Reserved:
+    def reserve(self, id: str, *sums: Any) -> BudgetReservationResult:
         """Put money aside, which must be possible at once."""
         reserved = self.budgets.reserve(id, want(*sums) if sums else WANT)
         assert reserved is not None
@@ -148,7 +148,7 @@ class TestTurns:
         held = town.reserve(one, 1, 2, 9.5)
         assert town.budgets.reserve(two, WANT) is None
         assert town.budgets.holders() == [f"query:q-{one}"]
-        town.budgets.settle(one, held.id, Amounts(usd=3.0))
+        town.budgets.settle(one, held.id, BudgetAmounts(usd=3.0))
         assert town.reserve(two).amounts.usd == 3.5  # half of what is left: the first one may come again
         assert town.budgets.spent(town.forest.tree.agents[parent]).usd == 3.0
 
@@ -157,18 +157,18 @@ class TestTurns:
         town = Town()
         id = town.work(20)
         first, second = town.reserve(id), town.reserve(id)
-        town.budgets.settle(id, first.id, Amounts(usd=1.0))
-        town.budgets.settle(id, first.id, Amounts(usd=1.0))
-        town.budgets.settle(id, "another's", Amounts(usd=1.0))
+        town.budgets.settle(id, first.id, BudgetAmounts(usd=1.0))
+        town.budgets.settle(id, first.id, BudgetAmounts(usd=1.0))
+        town.budgets.settle(id, "another's", BudgetAmounts(usd=1.0))
         assert town.reserve(id, 1, 11, 11).amounts.usd == 11
-        town.budgets.settle(id, second.id, Amounts(usd=8.0))
+        town.budgets.settle(id, second.id, BudgetAmounts(usd=8.0))
         assert "spent $9.00 of $20.00" in town.short(id, 12, 12, 12)
 
     def test_a_turn_that_is_over_counts_by_its_record(self) -> None:
         """However it ended: nothing is put aside any more, and nothing counts twice."""
         town = Town()
         id = town.work(10)
-        town.budgets.settle(id, town.reserve(id).id, Amounts(usd=3.0))
+        town.budgets.settle(id, town.reserve(id).id, BudgetAmounts(usd=3.0))
         town.reserve(id)
         town.finish(id, 3.25)
         node = town.forest.tree.agents[id]
@@ -195,7 +195,7 @@ class TestTurns:
         assert town.budgets.holders() == [f"gone:{id}:1"] * 2
         town.ask(id, "again")
         assert town.budgets.reserve(id, want(5, 5, 5)) is None
-        town.budgets.settle(id, first.id, Amounts(usd=2.5))
+        town.budgets.settle(id, first.id, BudgetAmounts(usd=2.5))
         town.forest.handle(RecordUsage(id, Usage(cost_usd=2.5)))
         assert town.budgets.spent(town.forest.tree.agents[id]).usd == 3.5
         assert town.reserve(id, 1, 2, 100).amounts.usd == 3.5
@@ -203,7 +203,7 @@ class TestTurns:
         assert town.budgets.holders() == []
         with pytest.raises(ProtocolError, match="in no turn"):
             town.budgets.reserve(id, want(1, 1, 1, beside=True))
-        town.budgets.settle(id, second.id, Amounts(usd=3.0))
+        town.budgets.settle(id, second.id, BudgetAmounts(usd=3.0))
         town.ask(id, "and again")
         assert town.reserve(id, 1, 2, 100).amounts.usd == 6.5
 
@@ -213,18 +213,18 @@ class TestTurns:
         id = town.work(10)
         held = town.reserve(id)
         town.finish(id, 1.0)
-        town.budgets.settle(id, held.id, Amounts(usd=5.0))
+        town.budgets.settle(id, held.id, BudgetAmounts(usd=5.0))
         with pytest.raises(ProtocolError, match="in no turn"):
             town.budgets.reserve(id, WANT)
         town.ask(id, "again")
-        town.budgets.settle(id, held.id, Amounts(usd=5.0))
+        town.budgets.settle(id, held.id, BudgetAmounts(usd=5.0))
         assert town.reserve(id, 1, 2, 100).amounts.usd == 9.0
 
     def test_more_may_be_spent_than_was_put_aside(self) -> None:
         """An estimate was too low: what is left is never less than nothing, and nobody waits for it."""
         town = Town()
         id = town.work(10)
-        town.budgets.settle(id, town.reserve(id, 1, 2, 10).id, Amounts(usd=12.0))
+        town.budgets.settle(id, town.reserve(id, 1, 2, 10).id, BudgetAmounts(usd=12.0))
         assert "$0 is left" in town.short(id)
 
     def test_less_than_was_wanted_comes_with_a_reason(self) -> None:
@@ -273,7 +273,7 @@ def test_nobody_ever_spends_more_than_there_is(seed: int) -> None:
         id = luck.choice(list(limits))
         if id in held:
             usd = luck.uniform(0, held[id].amounts.usd)
-            town.budgets.settle(id, held.pop(id).id, Amounts(usd=usd))
+            town.budgets.settle(id, held.pop(id).id, BudgetAmounts(usd=usd))
             spent[id] += usd
         else:
             try:

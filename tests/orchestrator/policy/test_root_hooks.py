@@ -18,14 +18,14 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.events import Event, TurnEnd
 from orch_protocol.hooks.events import Output as Replied
 from orch_protocol.hooks.patches import Abort, OutputPatch
-from orch_protocol.hooks.stages import STAGES, HookSaid, HookTally, RunHook, RunHooks
+from orch_protocol.hooks.stages import STAGES, HookReply, HookTally, RunHook, RunHooks
 from orch_worker.hooks.hook import make_hook
 
 SPEC = AgentSpec("a1", 1, "a", "task", BackendSpec("scripted"), "/nowhere", "/work", depth=3)
 SAID = Replied(text="hello", stop_reason="end_turn")
 
 
-async def run(hooks: RootHooks, event: Event = SAID, name: str = "h", stage: str | None = None) -> HookSaid:
+async def run(hooks: RootHooks, event: Event = SAID, name: str = "h", stage: str | None = None) -> HookReply:
     """Let the agent ask for the hook `name`."""
     asked = RunHooks((RunHook((name,), stage or event.stage, Raw(msgpack.encode(event))),))
     return (await hooks.run(asked, SPEC, lambda _id, _text, _follow_up: None, lambda *_: None)).rows[0]

@@ -25,15 +25,15 @@ from orch_protocol.agent.config import Config
 from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.sandbox import SandboxConfig, SandboxSpec, ToolLimits
 from orch_protocol.services.requests import SPAWN, Spawn
-from orch_worker.sandbox.probe import Offer
+from orch_worker.sandbox.probe import AvailableLevels
 from orchestrator.root_double import NEST, World, nesting, opened
 from virtual_clock import virtual
 
-SOME = Offer({"L3": "bubblewrap is not installed"})
-FEW = Offer({"L2": "no Landlock", "L3": "no namespaces"})
+SOME = AvailableLevels({"L3": "bubblewrap is not installed"})
+FEW = AvailableLevels({"L2": "no Landlock", "L3": "no namespaces"})
 
 
-def unasked() -> Offer:
+def unasked() -> AvailableLevels:
     """A machine that must not be tried."""
     raise AssertionError
 
@@ -83,7 +83,7 @@ def test_less_than_was_asked_for_is_told() -> None:
     spec, note = available_sandbox(SandboxSpec("L3", {"bash": "L1"}), (), lambda: SOME, require=False)
     assert spec == SandboxSpec("L2", {"bash": "L1"})
     assert note == ("sandbox level L3 cannot be had here (no L3: bubblewrap is not installed): tools run at L2")
-    assert available_sandbox(SandboxSpec("L2"), (), lambda: Offer({"L2": "no Landlock"}), require=True) == (
+    assert available_sandbox(SandboxSpec("L2"), (), lambda: AvailableLevels({"L2": "no Landlock"}), require=True) == (
         SandboxSpec("L3"),
         "",
     )
@@ -112,7 +112,7 @@ def test_who_asks_for_code_in_the_worker_is_told_that_it_is_left_out() -> None:
     assert available_sandbox(free, ("run_python",), lambda: SOME, require=False) == (free, "")
 
 
-def on(monkeypatch: pytest.MonkeyPatch, offer: Offer) -> None:
+def on(monkeypatch: pytest.MonkeyPatch, offer: AvailableLevels) -> None:
     """Let the root be on a machine that has what `offer` says."""
     for module in (spawn, orchestrator):
         monkeypatch.setattr(module, "machine", lambda: offer)

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from orch.processes.router import Router
-from orch_protocol.wire.frames import VERSION, Channel
+from orch_protocol.wire.frames import VERSION, FrameChannel
 from orch_protocol.wire.worker_messages import Hello, Ping, Ready
 
 TOKEN, IDENT = b"t" * 32, b"worker"
@@ -50,7 +50,7 @@ class Scene:
         self.router.peers.confirm(self.peer, os.getpid())
         self.lines: list[Any] = []
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-        self.worker = Channel(1, folder)
+        self.worker = FrameChannel(1, folder)
         self.line = self.dealer(IDENT)
         self.line.send(self.worker.encode("hello", Hello(TOKEN, VERSION, os.getpid())))
 
@@ -112,7 +112,7 @@ async def test_a_copy_of_what_a_worker_said_is_not_believed(scene: Scene) -> Non
     """Its frames, heard by somebody who says them again: under its name, under another, and when it is gone."""
     await scene.hears(1)
     copies = [
-        Channel(1, Path("/")).encode("hello", Hello(TOKEN, VERSION, os.getpid())),
+        FrameChannel(1, Path("/")).encode("hello", Hello(TOKEN, VERSION, os.getpid())),
         scene.worker.encode("ready", Ready(), now=0.0),
     ]
     thieves = [scene.dealer(IDENT), scene.dealer(b"other")]
@@ -135,7 +135,7 @@ async def test_a_worker_that_says_things_without_end_holds_nobody_up(scene: Scen
     """It is believed, and as fast as its line takes it: the other is heard all the while, and memory stays."""
     flooder = scene.router.peers.expect("b", 1, b"flood", b"f" * 32)
     scene.router.peers.confirm(flooder, os.getpid())
-    channel, over = Channel(1, Path("/")), threading.Event()
+    channel, over = FrameChannel(1, Path("/")), threading.Event()
     first = channel.encode("hello", Hello(b"f" * 32, VERSION, os.getpid()))
     again = channel.encode("ping", Ping(b"x" * 900))
 

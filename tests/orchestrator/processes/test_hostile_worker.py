@@ -12,7 +12,7 @@ import pytest
 from hostile_frames import KINDS, mutated, some_body
 from orch.processes.router import ConnectionTable
 from orch_protocol.core.errors import ErrorInfo, OrchError
-from orch_protocol.wire.frames import VERSION, Channel
+from orch_protocol.wire.frames import VERSION, FrameChannel
 from orch_protocol.wire.worker_messages import BODIES, Hello
 from orchestrator.root_double import opened
 from virtual_clock import passed, virtual
@@ -57,7 +57,7 @@ async def test_mutated_frames_of_a_believed_worker_are_dropped_or_what_they_say(
     table = ConnectionTable(tmp_path, lambda *_: None, lambda _peer, kind, _id, body: delivered.append((kind, body)))
     peer, luck = table.expect("a", 1, b"i", b"t" * 32), random.Random(3)
     table.confirm(peer, 1)
-    worker = Channel(1, tmp_path)
+    worker = FrameChannel(1, tmp_path)
     table.accept(b"i", worker.encode("hello", Hello(b"t" * 32, VERSION, 1)), 1)
     some = [worker.encode(kind, some_body(kind, luck, ["a", "q"]), "q") for kind in ("ready", "finished", "root_call")]
     for _ in range(MUTATED):

@@ -16,7 +16,7 @@ from orch.processes.environment import clean_environment, command
 from orch.processes.exec import ChildProcess, ChildProcesses, ExecLauncher, birth_pipe
 from orch.processes.restart_intensity import RestartIntensity
 from orch.processes.zygote import ZygoteLauncher
-from orch_protocol.agent.spec import Birth, Limits
+from orch_protocol.agent.spec import Limits, WorkerBirth
 from orch_protocol.core.errors import LaunchError, UnsupportedPlatformError
 from orch_protocol.wire.zygote_messages import LENGTH_BYTES, MAX_BIRTH, decode_birth
 from orchestrator.tree_double import Forest, Timer
@@ -24,7 +24,7 @@ from orchestrator.tree_double import Forest, Timer
 
 def request(folder: Path) -> LaunchRequest:
     """Return a request for a worker that is never started."""
-    return LaunchRequest("a1", 1, b"ident", "ipc://x", Birth(b"t"), "lean", str(folder / "a1.log"), str(folder))
+    return LaunchRequest("a1", 1, b"ident", "ipc://x", WorkerBirth(b"t"), "lean", str(folder / "a1.log"), str(folder))
 
 
 class TestEnvironment:
@@ -201,7 +201,7 @@ class TestDescriptors:
 
     def test_birth_waits_in_its_pipe(self) -> None:
         """The pipe holds the birth before anybody reads, and both ends are closed in programs that are executed."""
-        birth = Birth(b"token", {"name": "value"})
+        birth = WorkerBirth(b"token", {"name": "value"})
         reader, lifeline = birth_pipe(birth)
         assert not os.get_inheritable(reader)
         assert not os.get_inheritable(lifeline)
@@ -213,7 +213,7 @@ class TestDescriptors:
     def test_birth_too_large_is_a_launch_error(self) -> None:
         """Keys that no pipe takes are refused before anything is started."""
         with pytest.raises(LaunchError, match="fewer or shorter keys"):
-            birth_pipe(Birth(b"", {"name": "x" * MAX_BIRTH}))
+            birth_pipe(WorkerBirth(b"", {"name": "x" * MAX_BIRTH}))
 
 
 class TestLogs:

@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from orch.processes.router import ConnectionTable, Router, WorkerConnection
-from orch_protocol.wire.frames import VERSION, Channel
-from orch_protocol.wire.worker_messages import Hello, Nothing, Query, Ready
+from orch_protocol.wire.frames import VERSION, FrameChannel
+from orch_protocol.wire.worker_messages import EmptyBody, Hello, Query, Ready
 
 TOKEN = b"t" * 32
 IDENT = b"worker"
@@ -26,7 +26,7 @@ class Table:
         self.sent: list[tuple[bytes, bytes]] = []
         self.table = ConnectionTable(spool, lambda ident, data: self.sent.append((ident, data)), self._deliver)
         self.peer = self.table.expect("a1", 7, IDENT, TOKEN)
-        self.worker = Channel(7, spool)
+        self.worker = FrameChannel(7, spool)
         if pid is not None:
             self.table.confirm(self.peer, pid)
 
@@ -97,7 +97,7 @@ async def test_strangers_and_junk_are_counted_and_dropped(table: Table) -> None:
     table.hello()
     table.table.accept(b"nobody", b"junk", 1)
     table.table.accept(IDENT, b"junk", 0)
-    table.table.accept(IDENT, Channel(6, Path("/")).encode("ready", Ready()), 0)
+    table.table.accept(IDENT, FrameChannel(6, Path("/")).encode("ready", Ready()), 0)
     assert table.counts() == {"unknown_peer": 1, "bad_frame": 2}
     assert [kind for kind, _ in table.delivered] == ["hello"]
 
@@ -133,14 +133,14 @@ async def test_the_kernel_names_the_sender(tmp_path: Path) -> None:
     dealer.setsockopt(zmq.IDENTITY, IDENT)
     dealer.setsockopt(zmq.LINGER, 0)
     dealer.connect(router.address)
-    worker = Channel(1, tmp_path)
+    worker = FrameChannel(1, tmp_path)
     try:
         dealer.send_multipart([b"a", b"b", b"c"])
         dealer.send(worker.encode("hello", Hello(TOKEN, VERSION, os.getpid())))
         await _until(lambda: bool(heard))
         assert [kind for kind, _ in heard] == ["hello"]
         assert router.peers.counters["bad_frame"] == 1
-        peer.send("stop", Nothing())
+        peer.send("stop", EmptyBody())
         assert dealer.poll(5000)
         received = worker.decode(dealer.recv())
         assert received is not None

@@ -14,15 +14,15 @@ import pytest
 from orch.processes.base import LaunchRequest
 from orch.processes.exec import ChildProcess, ChildProcesses
 from orch.processes.zygote import IN_FLIGHT, ZygoteClient
-from orch_protocol.agent.spec import Birth
+from orch_protocol.agent.spec import WorkerBirth
 from orch_protocol.core.errors import LaunchError
 from orch_protocol.wire.zygote_messages import (
-    Booted,
-    BootFailed,
-    Exited,
-    Forked,
     ForkFailed,
     Report,
+    WorkerExited,
+    WorkerForked,
+    ZygoteFailed,
+    ZygoteReady,
     decode_fork,
     encode,
 )
@@ -67,7 +67,7 @@ class Zygote:
     def fork(self, agent: str = "a1") -> asyncio.Task[ChildProcess]:
         """Ask for a worker."""
         log = str(self.folder / "log")
-        request = LaunchRequest(agent, 1, b"i", "x", Birth(b"t"), "lean", log, str(self.folder))
+        request = LaunchRequest(agent, 1, b"i", "x", WorkerBirth(b"t"), "lean", log, str(self.folder))
         return asyncio.ensure_future(self.forker.fork(request))
 
     def close(self) -> None:
@@ -106,11 +106,11 @@ async def test_worker_comes_up_and_ends(zygote: Zygote, ends: tuple[int, int]) -
     task = zygote.fork()
     await turns()
     [req] = zygote.hear()
-    zygote.say(Booted(1, 8))
-    zygote.say(Forked(req, 77), ends[0])
+    zygote.say(ZygoteReady(1, 8))
+    zygote.say(WorkerForked(req, 77), ends[0])
     child = await task
     assert child.pid == 77
-    zygote.say(Exited(req, 7))
+    zygote.say(WorkerExited(req, 7))
     assert await child.ended == 7
 
 
@@ -119,8 +119,8 @@ async def test_exit_in_the_same_breath_as_the_fork_is_not_lost(zygote: Zygote, e
     task = zygote.fork()
     await turns()
     [req] = zygote.hear()
-    zygote.say(Forked(req, 77), ends[0])
-    zygote.say(Exited(req, -9))
+    zygote.say(WorkerForked(req, 77), ends[0])
+    zygote.say(WorkerExited(req, -9))
     assert await (await task).ended == -9
 
 
@@ -139,7 +139,7 @@ async def test_worker_without_a_pidfd_is_given_up(zygote: Zygote) -> None:
     await turns()
     [req] = zygote.hear()
     pipe = zygote.pipes[-1]
-    zygote.say(Forked(req, 77))
+    zygote.say(WorkerForked(req, 77))
     with pytest.raises(LaunchError, match="no descriptor left"):
         await task
     while os.read(pipe, 1):
@@ -150,7 +150,7 @@ async def test_failed_boot_fails_what_waits_and_what_follows(zygote: Zygote) -> 
     """The traceback is in the error of every launch."""
     waiting = zygote.fork()
     await turns()
-    zygote.say(BootFailed("ImportError: nothing"))
+    zygote.say(ZygoteFailed("ImportError: nothing"))
     for task in (waiting, zygote.fork()):
         with pytest.raises(LaunchError, match="could not load its template:\nImportError: nothing"):
             await task
@@ -224,11 +224,11 @@ async def test_launch_cancelled_after_its_answer_ends_the_worker(
     task = zygote.fork()
     await turns()
     [req] = zygote.hear()
-    zygote.say(Forked(req, 77), ends[0])
+    zygote.say(WorkerForked(req, 77), ends[0])
     zygote.forker._read()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert killed == [9]
-    zygote.say(Exited(req, -9))
+    zygote.say(WorkerExited(req, -9))
     await turns()

@@ -13,10 +13,10 @@ import pytest
 from agent_history import EAGER, PROFILES, Life, steps
 from foreign_sessions import pi_tree
 from orch import CompactionConfig, ScriptedBackend, tool
-from orch.regression.generate_test import differences, source_of, story_of
-from orch.regression.replay_agent import retell, told_again
-from orch.sessions.export import found_of
-from orch.sessions.formats.conversation import Found
+from orch.regression.generate_test import differences, recording_of, source_of
+from orch.regression.replay_agent import replay_recording, replay_session
+from orch.sessions.export import read_agent_conversation
+from orch.sessions.formats.conversation import ImportedSession
 from orch.sessions.formats.detect import read_conversation
 from orch_protocol.agent.config import Config, HooksConfig
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
@@ -53,7 +53,7 @@ ROLLED = ["four"]
 SPEC = AgentSpec("a", 1, "a", "task", BackendSpec("scripted"), "", "/")
 
 
-def lived(tmp_path: Path, session: Path | None = None, **options: Any) -> tuple[Found, AgentSpec]:
+def lived(tmp_path: Path, session: Path | None = None, **options: Any) -> tuple[ImportedSession, AgentSpec]:
     """Return the conversation of an agent that was asked twice, and called tools: one fails, one answers differently
     each time; and what agent that was."""
     (tmp_path / "one.txt").write_text("this is one\n")
@@ -61,7 +61,7 @@ def lived(tmp_path: Path, session: Path | None = None, **options: Any) -> tuple[
     script, tools = options.pop("script", SCRIPT), options.pop("tools", ["read_file", roll])
     beside = options.pop("beside", ())
 
-    async def live() -> tuple[Found, AgentSpec]:
+    async def live() -> tuple[ImportedSession, AgentSpec]:
         async with opened(tmp_path / "home", **options) as world:
             backend = ScriptedBackend(script, beside)
             if session is None:
@@ -70,7 +70,7 @@ def lived(tmp_path: Path, session: Path | None = None, **options: Any) -> tuple[
                 agent = await world.sessions.import_(session, backend=backend, tools=["read_file"], cwd=tmp_path)
             await agent.query("What is there?")
             await agent.query("Is that all?")
-            return found_of(await agent.state()), world.supervisor.tree.agents[agent.id].spec
+            return read_agent_conversation(await agent.state()), world.supervisor.tree.agents[agent.id].spec
 
     return asyncio.run(live())
 
@@ -86,7 +86,7 @@ def generated(story: dict[str, Any]) -> Callable[[Path], None]:
 
 def test_a_recorded_conversation_is_a_test_that_passes(tmp_path: Path) -> None:
     """Two turns, calls at once, a failing one, the same call with two answers: all as recorded, without the files."""
-    test = generated(told_again(*lived(tmp_path)))
+    test = generated(replay_session(*lived(tmp_path)))
     assert test.__name__ == "test_a_b"
     (tmp_path / "one.txt").unlink()
     test(tmp_path / "again")
@@ -97,7 +97,7 @@ def test_requests_are_those_that_the_model_was_sent(tmp_path: Path) -> None:
     found, spec = lived(tmp_path)
     born = BackendSpec("anthropic", "claude-sonnet-5-5", {"api": "messages", "base_url": "http://s3cret"})
     chosen = {"chosen": "openai:gpt-4o", "born": born}  # whoever answered: here it is a script
-    story = told_again(found, msgspec.structs.replace(spec, env={"SECRET": "s3cret"}, persist=False, **chosen))
+    story = replay_session(found, msgspec.structs.replace(spec, env={"SECRET": "s3cret"}, persist=False, **chosen))
     assert len(story["requests"]) == 5
     assert len(story["systems"]) == len(story["offers"]) == 1
     assert "Stay on the task" in story["systems"][0]
@@ -112,44 +112,44 @@ def test_requests_are_those_that_the_model_was_sent(tmp_path: Path) -> None:
 
 def test_what_has_changed_fails_it(tmp_path: Path) -> None:
     """Another prompt, system text, tool, or request more: the test says which request, and what."""
-    story = told_again(*lived(tmp_path))
-    assert differences(story, retell(story, tmp_path / "1")) == []
+    story = replay_session(*lived(tmp_path))
+    assert differences(story, replay_recording(story, tmp_path / "1")) == []
     other = story | {"turns": [story["turns"][0] | {"prompt": "Else?"}, story["turns"][1]]}
-    told = differences(story, retell(other, tmp_path / "2"))
+    told = differences(story, replay_recording(other, tmp_path / "2"))
     assert told[0].startswith("message 1: was ")
     assert any("request 1: message 1" in each and "Else?" in each for each in told)
     brief = story["agent"] | {"prompt": {"identity": "Be brief."}}
-    told = differences(story, retell(story | {"agent": brief}, tmp_path / "3"))
+    told = differences(story, replay_recording(story | {"agent": brief}, tmp_path / "3"))
     assert told[0].startswith("request 1: its system text: was 'You are a subagent")
     more = story["agent"] | {"tools": ["read_file", "list_files"]}
-    told = differences(story, retell(story | {"agent": more}, tmp_path / "4"))
+    told = differences(story, replay_recording(story | {"agent": more}, tmp_path / "4"))
     assert any('tool 2: was \'["roll"' in each for each in told)
     fewer = story | {"turns": story["turns"][:1]}
-    assert "4 requests are made, where 5 were" in " ".join(differences(story, retell(fewer, tmp_path / "5")))
+    assert "4 requests are made, where 5 were" in " ".join(differences(story, replay_recording(fewer, tmp_path / "5")))
 
 
 def test_tools_that_run(tmp_path: Path) -> None:
     """A tool that is named runs in the folder: as long as the files are the same, so is the conversation."""
-    story = told_again(*lived(tmp_path))
-    assert differences(story, retell(story, tmp_path / "1", folder=tmp_path, live=["read_file"])) == []
+    story = replay_session(*lived(tmp_path))
+    assert differences(story, replay_recording(story, tmp_path / "1", folder=tmp_path, live=["read_file"])) == []
     (tmp_path / "one.txt").write_text("changed\n")
-    assert differences(story, retell(story, tmp_path / "2", folder=tmp_path, live=["read_file"])) != []
+    assert differences(story, replay_recording(story, tmp_path / "2", folder=tmp_path, live=["read_file"])) != []
 
 
 def test_what_went_before_is_there(tmp_path: Path) -> None:
     """Of an imported conversation, what was said elsewhere is the beginning."""
-    story = told_again(*lived(tmp_path, dump_lines(tmp_path / "s.jsonl", pi_tree())))
+    story = replay_session(*lived(tmp_path, dump_lines(tmp_path / "s.jsonl", pi_tree())))
     assert "We read two files." in str(story["history"][0])
-    assert differences(story, retell(story, tmp_path / "1")) == []
+    assert differences(story, replay_recording(story, tmp_path / "1")) == []
 
 
 def test_a_conversation_that_ended_with_a_question_goes_on_as_it_did(tmp_path: Path) -> None:
     """What is asked next stands behind that question: who took it over was told no task, and is told none again."""
     ended = dump_lines(tmp_path / "s.jsonl", [{"role": "user", "content": "Which valve?"}])
-    story = told_again(*lived(tmp_path, ended))
+    story = replay_session(*lived(tmp_path, ended))
     assert story["conversation"][0]["text"] == "Which valve?\n\nWhat is there?"
     assert "Task: " not in str(story["requests"][0]["more"])
-    assert differences(story, retell(story, tmp_path / "1")) == []
+    assert differences(story, replay_recording(story, tmp_path / "1")) == []
 
 
 WRITING = [
@@ -173,15 +173,15 @@ def test_policy_has_its_say_again(tmp_path: Path, *, approved: bool) -> None:
     found, spec = lived(tmp_path, script=WRITING, tools=tools, config=config, approve=lambda _: approved)
     assert (tmp_path / "new.txt").exists() == approved
     (tmp_path / "new.txt").unlink(missing_ok=True)
-    story = told_again(found, spec)
+    story = replay_session(found, spec)
     assert ("[Denied: write_file" in str(story["conversation"])) != approved
     assert "[Denied: bash" in str(story["conversation"])
     assert ("think" in story["requests"][2].get("tail", "")) == approved
-    assert differences(story, retell(story, tmp_path / "1", folder=tmp_path)) == []
+    assert differences(story, replay_recording(story, tmp_path / "1", folder=tmp_path)) == []
     assert not (tmp_path / "new.txt").exists()
     rules = story["agent"]["policy"]["rules"] | {"permissions": {"write_file": "deny" if approved else "allow"}}
     strict = story["agent"] | {"policy": story["agent"]["policy"] | {"rules": rules}}
-    assert differences(story, retell(story | {"agent": strict}, tmp_path / "2")) != []
+    assert differences(story, replay_recording(story | {"agent": strict}, tmp_path / "2")) != []
 
 
 HOOKS = """
@@ -201,12 +201,12 @@ def test_hooks_have_their_say_again(tmp_path: Path) -> None:
     """They run over what is on record, and what they put into a request is in it; without them the test fails."""
     (tmp_path / "mine.py").write_text(HOOKS)
     config = Config(hooks=HooksConfig(load=(str(tmp_path / "mine.py"),)))
-    story = told_again(*lived(tmp_path, config=config))
+    story = replay_session(*lived(tmp_path, config=config))
     assert "this is ONE" in str(story["conversation"])
     assert "Be brief." in str(story["requests"][0])
     assert "Be brief." not in str(story["conversation"])
     without = story | {"agent": story["agent"] | {"hooks": {}}}
-    assert differences(story, retell(without, tmp_path / "1")) != []
+    assert differences(story, replay_recording(without, tmp_path / "1")) != []
 
 
 def test_assessments_and_reflections_come_to_the_same(tmp_path: Path) -> None:
@@ -220,12 +220,12 @@ def test_assessments_and_reflections_come_to_the_same(tmp_path: Path) -> None:
     )
     options = msgspec.structs.replace(spec.hooks.options, reflect=config.hooks.reflect)
     hooks = msgspec.structs.replace(spec.hooks, options=options)
-    story = told_again(found, msgspec.structs.replace(spec, hooks=hooks))
+    story = replay_session(found, msgspec.structs.replace(spec, hooks=hooks))
     assert "Look again." in str(story["conversation"])
     assert "Mind it." in str(story["conversation"])
     assert len(story["beside"]) == 5
     without = story | {"beside": []}
-    assert differences(story, retell(without, tmp_path / "1")) != []
+    assert differences(story, replay_recording(without, tmp_path / "1")) != []
 
 
 def test_what_was_compacted_is_compacted_again(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_what_was_compacted_is_compacted_again(tmp_path: Path) -> None:
     long, look = "word " * 300, {"tool": "read_file", "input": {"path": "one.txt"}}
     config = Config(context_compaction=CompactionConfig(compact_tokens=1_200, min_messages=1))
 
-    async def live() -> tuple[Found, AgentSpec]:
+    async def live() -> tuple[ImportedSession, AgentSpec]:
         async with opened(tmp_path / "home", config=config) as world:
             backend = ScriptedBackend([long, long, look, long, look, "Done.", "Yes."], ["First notes.", "More notes."])
             agent = await world.spawn("Look", backend=backend, tools=["read_file"], cwd=tmp_path, context="none")
@@ -242,9 +242,9 @@ def test_what_was_compacted_is_compacted_again(tmp_path: Path) -> None:
                 await agent.query(f"Question {number}?")
             await agent.session.compact()
             await agent.query("Sure?")
-            return found_of(await agent.state()), world.supervisor.tree.agents[agent.id].spec
+            return read_agent_conversation(await agent.state()), world.supervisor.tree.agents[agent.id].spec
 
-    story = told_again(*asyncio.run(live()))
+    story = replay_session(*asyncio.run(live()))
     assert len(story["shortened"]) >= 2
     summary = "[Summary of the conversation so far]"
     assert [summary in str(request["more"]) for request in story["requests"]].count(True) == len(story["shortened"])
@@ -252,7 +252,7 @@ def test_what_was_compacted_is_compacted_again(tmp_path: Path) -> None:
     assert "Question 0?" not in str(story["conversation"][1:])
     generated(story)(tmp_path / "again")
     other = [each | {"summary": "Something else."} for each in story["shortened"]]
-    assert differences(story, retell(story | {"shortened": other}, tmp_path / "1")) != []
+    assert differences(story, replay_recording(story | {"shortened": other}, tmp_path / "1")) != []
 
 
 def test_what_was_archived_is_a_holder_s_again(tmp_path: Path) -> None:
@@ -260,16 +260,16 @@ def test_what_was_archived_is_a_holder_s_again(tmp_path: Path) -> None:
     look = {"tool": "read_file", "input": {"path": "one.txt"}}
     config = Config(archival=msgspec.structs.replace(EAGER, async_=False))
 
-    async def live() -> tuple[Found, AgentSpec]:
+    async def live() -> tuple[ImportedSession, AgentSpec]:
         async with opened(tmp_path / "home", config=config) as world:
             backend = ScriptedBackend([look, "It is one.", look, "Still.", "Yes."])
             agent = await world.spawn("Look", backend=backend, tools=["read_file"], cwd=tmp_path, context="none")
             (tmp_path / "one.txt").write_text("this is one\n")
             for question in ("Which?", "Sure?", "Really?"):
                 await agent.query(question)
-            return found_of(await agent.state()), world.supervisor.tree.agents[agent.id].spec
+            return read_agent_conversation(await agent.state()), world.supervisor.tree.agents[agent.id].spec
 
-    story = told_again(*asyncio.run(live()))
+    story = replay_session(*asyncio.run(live()))
     holders = [each["holder"] for each in story["shortened"] if "holder" in each]
     assert len(holders) == 2
     last = [message for request in story["requests"] for message in request["more"]]
@@ -277,7 +277,7 @@ def test_what_was_archived_is_a_holder_s_again(tmp_path: Path) -> None:
     assert story["requests"][-1]["kept"] < 4  # what was read is not in it any more
     generated(story)(tmp_path / "again")
     fewer = story["shortened"][:-1]
-    assert differences(story, retell(story | {"shortened": fewer}, tmp_path / "1")) != []
+    assert differences(story, replay_recording(story | {"shortened": fewer}, tmp_path / "1")) != []
 
 
 def test_what_was_remembered_is_remembered_again(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_what_was_remembered_is_remembered_again(tmp_path: Path) -> None:
     spec = MemorySpec(str(tmp_path / "kept"))
     memory.add(Note("n1", "Valve 7 sticks.", "2026-01-01T00:00:00.000Z"))
 
-    async def live() -> tuple[Found, AgentSpec]:
+    async def live() -> tuple[ImportedSession, AgentSpec]:
         async with opened(tmp_path / "home", config=config) as world:
             backend = ScriptedBackend(
                 [{"tool": "remember", "input": {"text": "It is 9 bar."}}, "Noted.", "Yes.", "So."]
@@ -294,7 +294,7 @@ def test_what_was_remembered_is_remembered_again(tmp_path: Path) -> None:
             agent = await world.spawn("Look", backend=backend, tools=["remember"], cwd=tmp_path, context="none")
             for question in ("Which valve?", "Sure?", "Now?"):
                 await agent.query(question)
-            return found_of(await agent.state()), world.supervisor.tree.agents[agent.id].spec
+            return read_agent_conversation(await agent.state()), world.supervisor.tree.agents[agent.id].spec
 
     found, agent = asyncio.run(live())
     assert agent.memory is not None
@@ -302,7 +302,7 @@ def test_what_was_remembered_is_remembered_again(tmp_path: Path) -> None:
     memory.add(Note("n2", "Valve 8 is new.", asked[-1]))
     memory.add(Note("n3", "Valve 9 is gone.", "2999-01-01T00:00:00.000Z"))
     notes = [*memory.notes(), *FileMemory(Path(agent.memory.folder), 10_000).notes()]
-    story = told_again(found, msgspec.structs.replace(agent, memory=spec), notes)
+    story = replay_session(found, msgspec.structs.replace(agent, memory=spec), notes)
     said = [str(story["systems"][request["system"]]) + str(request) for request in story["requests"]]
     told = [[text in each for text in ("Valve 7 sticks", "Valve 8 is new", "Valve 9")] for each in said]
     begun = [asked[0], asked[0], *asked[-2:]]  # two turns may begin within a millisecond
@@ -310,13 +310,13 @@ def test_what_was_remembered_is_remembered_again(tmp_path: Path) -> None:
     assert "It is 9 bar" not in said[0]
     generated(story)(tmp_path / "again")
     fewer = story["memory"] | {"notes": story["memory"]["notes"][1:]}
-    assert differences(story, retell(story | {"memory": fewer}, tmp_path / "1")) != []
+    assert differences(story, replay_recording(story | {"memory": fewer}, tmp_path / "1")) != []
 
 
 def test_a_way_back_behind_an_answer_is_told_again(tmp_path: Path) -> None:
     """Where nothing says that the turn is over, which it is: what people see of it is its answer."""
 
-    async def live() -> tuple[Found, AgentSpec]:
+    async def live() -> tuple[ImportedSession, AgentSpec]:
         async with opened(tmp_path / "home") as world:
             agent = await world.spawn("Look", backend=ScriptedBackend(["One.", "Two.", "Three."]), tools=[])
             await agent.query("Which?")
@@ -324,9 +324,9 @@ def test_a_way_back_behind_an_answer_is_told_again(tmp_path: Path) -> None:
             await agent.query("Sure?")
             await agent.session.checkout(answer)
             await agent.query("And else?")
-            return found_of(await agent.state()), world.supervisor.tree.agents[agent.id].spec
+            return read_agent_conversation(await agent.state()), world.supervisor.tree.agents[agent.id].spec
 
-    story = told_again(*asyncio.run(live()))
+    story = replay_session(*asyncio.run(live()))
     assert [message["text"] for message in story["conversation"]] == ["Which?", "One.", "And else?", "Three."]
     generated(story)(tmp_path / "again")
 
@@ -339,7 +339,7 @@ def test_what_goes_another_way_is_no_test(tmp_path: Path) -> None:
     )
     config = Config(hooks=HooksConfig(load=(str(tmp_path / "mine.py"),)))
     with pytest.raises(ConfigError, match=r"it goes another way: message 1: .*Please\. Please"):
-        told_again(*lived(tmp_path, config=config))
+        replay_session(*lived(tmp_path, config=config))
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_what_cannot_be_told_again(tmp_path: Path, what: str, words: str) -> Non
     transcript.close()
     found = read_conversation(tmp_path / "a" / "session.jsonl")
     with pytest.raises(ConfigError, match=words):
-        story_of(found, SPEC)
+        recording_of(found, SPEC)
 
 
 def test_what_was_said_elsewhere_before_and_is_deleted_cannot_be_told_again(tmp_path: Path) -> None:
@@ -387,12 +387,12 @@ def test_what_was_said_elsewhere_before_and_is_deleted_cannot_be_told_again(tmp_
     life.turn(asked="since when?", answer="since May")
     life.prune(EVER)
     with pytest.raises(ConfigError, match="what was said before it was deleted on 2026-11-21"):
-        story_of(read_conversation(life.transcript.path), SPEC)
+        recording_of(read_conversation(life.transcript.path), SPEC)
     early = Life(tmp_path / "b", PROFILES["gated"])
     early.seed(user("how many valves?"), *steps(3, "a", 200), assistant("two"))
     [holder] = early.archive()
     early.turn(asked="which?", answer="red")
     early.prune(EVER)
-    assert holder in str(story_of(read_conversation(early.transcript.path), SPEC)["history"])
+    assert holder in str(recording_of(read_conversation(early.transcript.path), SPEC)["history"])
     for each in (life, early):
         each.close()

@@ -40,7 +40,7 @@ def row(seq: int, **changes: Any) -> dict[str, Any]:
 
 def test_a_table_has_a_line_an_agent() -> None:
     """Number, id, name, status, age, context, tokens, cost, and what it does or is for."""
-    lines = terminal.table([row(1), row(2, status="busy", pending="why\nis it?")], NOON).splitlines()
+    lines = terminal.agent_table([row(1), row(2, status="busy", pending="why\nis it?")], NOON).splitlines()
     assert [" ".join(line.split()) for line in lines] == [
         "# ID NAME STATUS AGE CONTEXT TOKENS COST",
         "1 id1 agent-1 idle 1m 1.2k/200k 1.5k $0.0123 look",
@@ -50,13 +50,13 @@ def test_a_table_has_a_line_an_agent() -> None:
 
 def test_an_empty_table_says_what_to_do() -> None:
     """Nothing to list is no blank line."""
-    assert "orch spawn TASK" in terminal.table([])
+    assert "orch spawn TASK" in terminal.agent_table([])
 
 
 def test_a_tree_shows_children_below_their_parents() -> None:
     """Branches are drawn, usage is the branch's, and a child whose parent is not listed is a root."""
     rows = [row(1), row(2, parent_id="id1"), row(3, parent_id="id2"), row(4, parent_id="id1"), row(5, parent_id="gone")]
-    head, *lines = terminal.tree(rows, NOON).splitlines()
+    head, *lines = terminal.agent_tree(rows, NOON).splitlines()
     names = slice(head.index("NAME"), head.index("STATUS"))
     assert [line[names].rstrip() for line in lines] == [
         "agent-1",
@@ -88,7 +88,7 @@ def test_control_characters_are_written_out(text: str, expected: str) -> None:
 @pytest.mark.parametrize(("encoding", "can"), [("utf-8", True), ("UTF8", True), ("ascii", False), ("iso8859-1", False)])
 def test_lines_are_drawn_where_the_encoding_has_them(encoding: str, can: bool) -> None:
     """Elsewhere a table would come out as question marks."""
-    assert terminal.draws(io.TextIOWrapper(io.BytesIO(), encoding)) is can
+    assert terminal.supports_unicode(io.TextIOWrapper(io.BytesIO(), encoding)) is can
 
 
 def test_only_a_terminal_gets_text_made_safe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +99,9 @@ def test_only_a_terminal_gets_text_made_safe(monkeypatch: pytest.MonkeyPatch) ->
             return True
 
     monkeypatch.setattr(sys, "stdout", Terminal())
-    assert terminal.shown("\x1b[1m") == "\\x1b[1m"
+    assert terminal.safe_for_stdout("\x1b[1m") == "\\x1b[1m"
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert terminal.shown("\x1b[1m") == "\x1b[1m"
+    assert terminal.safe_for_stdout("\x1b[1m") == "\x1b[1m"
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_counts_are_short(number: int, expected: str) -> None:
 
 def test_a_cost_that_is_a_floor_says_so() -> None:
     """With a price missing, the sum is at least that much."""
-    assert ">=$0.0123" in terminal.table([row(1, usage=USAGE | {"cost_known": False})], NOON)
+    assert ">=$0.0123" in terminal.agent_table([row(1, usage=USAGE | {"cost_known": False})], NOON)
     guessed = USAGE | {"cost_known": False, "ceiling_usd": 0.01}
-    assert "~$0.0123" in terminal.table([row(1, usage=guessed)], NOON)
+    assert "~$0.0123" in terminal.agent_table([row(1, usage=guessed)], NOON)
 
 
 def test_an_agent_is_shown_as_a_page() -> None:
@@ -151,7 +151,7 @@ def test_an_agent_is_shown_as_a_page() -> None:
         "tasks": [{"text": "look", "status": "completed"}, {"text": "say\x07", "status": "in_progress"}],
         "marks": [{"bit": "untrusted", "by": by} for by in ("fetch_url https://a\x07", "agent b: web_search c")],
     }
-    page = terminal.agent(shown, NOON)
+    page = terminal.agent_page(shown, NOON)
     assert page.startswith("3  agent-3  id3\n")
     for line in (
         "  status:        failed: boom\\x07",
@@ -164,10 +164,10 @@ def test_an_agent_is_shown_as_a_page() -> None:
     ):
         assert line in page
     assert "process:" not in page
-    assert "tasks:" not in terminal.agent(shown | {"tasks": []}, NOON)
+    assert "tasks:" not in terminal.agent_page(shown | {"tasks": []}, NOON)
     assert "plan mode:" not in page
     planning = shown | {"agent": row(3, planning=True)}
-    assert "  plan mode:     until its plan is approved" in terminal.agent(planning, NOON)
+    assert "  plan mode:     until its plan is approved" in terminal.agent_page(planning, NOON)
 
 
 def test_a_page_says_how_full_the_context_is_and_how_often_it_was_compacted() -> None:
@@ -175,7 +175,7 @@ def test_a_page_says_how_full_the_context_is_and_how_often_it_was_compacted() ->
 
     def facts(tokens: int, compactions: int = 0) -> list[str]:
         shown = {"agent": row(1, context_tokens=tokens), "messages": [], "compactions": compactions}
-        return [" ".join(line.split()) for line in terminal.agent(shown, NOON).splitlines() if "co" in line[:7]]
+        return [" ".join(line.split()) for line in terminal.agent_page(shown, NOON).splitlines() if "co" in line[:7]]
 
     assert facts(1_234) == ["context: 1.2k/200k"]
     assert facts(100_000) == ["context: 100k/200k (50 %)"]
@@ -209,20 +209,20 @@ def test_a_prompt_is_a_table_of_its_parts_and_their_texts() -> None:
 def test_who_has_a_budget_is_listed_with_the_part_that_is_used() -> None:
     """Of the kind of which that is most; without any there is no such column."""
     plain = [row(1), row(2)]
-    assert "BUDGET" not in terminal.table(plain, NOON)
+    assert "BUDGET" not in terminal.agent_table(plain, NOON)
     spent = {"usd": 0.25, "tokens": 900.0, "seconds": 5.0}
     paid = row(3, budget={"max_cost_usd": 1.0, "max_tokens": 1000, "max_seconds": 10.0}, spent=spent)
-    head, *_, last = terminal.table([*plain, paid], NOON).splitlines()
+    head, *_, last = terminal.agent_table([*plain, paid], NOON).splitlines()
     assert head.split()[-2:] == ["COST", "BUDGET"]
     assert "90 %" in last
-    page = terminal.agent({"agent": paid, "messages": []}, NOON)
+    page = terminal.agent_page({"agent": paid, "messages": []}, NOON)
     assert "budget:        $0.2500 of $1.0000 used, 900 of 1,000 tokens used, 5.0 of 10.0 s used" in page
 
 
 def test_agents_of_programs_are_listed_with_their_run() -> None:
     """Without any there is no such column; numbers are those of the daemon's agents."""
-    assert "RUN" not in terminal.table([row(1)], NOON)
-    head, ours, theirs = terminal.table([row(1), row(1, id="theirs", run="talks")], NOON).splitlines()
+    assert "RUN" not in terminal.agent_table([row(1)], NOON)
+    head, ours, theirs = terminal.agent_table([row(1), row(1, id="theirs", run="talks")], NOON).splitlines()
     assert head.split()[:4] == ["#", "ID", "RUN", "NAME"]
     assert theirs.split()[:3] == ["-", "theirs", "talks"]
     assert ours.split()[0] == "1"

@@ -8,7 +8,7 @@ import pytest
 
 from agent_history import PROFILES, Life, steps
 from orch.replay.readers import read_recordings
-from orch.replay.report import Terms, recorded_input, replay
+from orch.replay.report import ReplayPricing, recorded_input, replay
 from orch_protocol.core.errors import DamagedError
 from orch_protocol.core.messages import Message, Usage, assistant, user
 
@@ -63,10 +63,10 @@ def test_what_it_reports_is_what_a_replay_of_it_takes(tmp_path: Path) -> None:
         life.ask(*steps(4, f"c{number}_", 40))
     life.close()
     recordings = read_recordings(tmp_path / "a" / SESSION)
-    told = recorded_input(recordings, Terms())
+    told = recorded_input(recordings, ReplayPricing())
     assert told is not None
     assert abs(told[1] / told[0] - 1) < 0.1
-    everything = replay(recordings, "none", Terms(items=0), tmp_path / "archives")
+    everything = replay(recordings, "none", ReplayPricing(items=0), tmp_path / "archives")
     assert everything.bill.input_tokens > 1.5 * told[0]
 
 

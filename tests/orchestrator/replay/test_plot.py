@@ -17,7 +17,7 @@ from orch.replay.plot import _LOOKS, checked, draw
 from orch.replay.policies import DEFAULT, NAMES
 from orch.replay.prices import Bill
 from orch.replay.readers import read_recordings
-from orch.replay.report import Outcome, Point, Terms, replay
+from orch.replay.report import Outcome, Point, ReplayPricing, replay
 from orch_protocol.core.errors import ConfigError, StoreError
 from recordings import dump_lines, pi
 
@@ -46,7 +46,7 @@ def test_course_has_a_point_for_each_call(tmp_path: Path) -> None:
     paths = [dump_lines(tmp_path / f"{turns}.jsonl", pi(turns)) for turns in (4, 6)]
     found = [recording for path in paths for recording in read_recordings(path)]
     for name in ("none", "auto"):
-        came = replay(found, name, Terms(items=0), tmp_path / name)
+        came = replay(found, name, ReplayPricing(items=0), tmp_path / name)
         assert len(came.course) == sum(len(recording.calls) for recording in found) == 40
         assert all(before.units < after.units for before, after in pairwise(came.course))
         assert came.course[-1].units == pytest.approx(came.bill.units)

@@ -14,13 +14,13 @@ from orch.archival.plan.economics import Prices
 from orch.replay.policies import NAMES, Setting, filler, policy_named
 from orch.replay.prices import Bill, Meter
 from orch.replay.readers import ASSUMED_BESIDE, Recording, read_recordings, scale_of
-from orch.replay.report import Outcome, Terms, recorded_input, replay, report, table
+from orch.replay.report import Outcome, ReplayPricing, recorded_input, replay, report, table
 from orch.replay.retained_facts import Share, evidence_in, reachable, sampled
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
 from recordings import chat, dump_lines, pi
 
-TERMS = Terms(items=50)
+TERMS = ReplayPricing(items=50)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_policy_keeps_requests_whole(recordings: list[Recording], tmp_path: Path
 
 def test_policies_cost_what_they_should(recordings: list[Recording], tmp_path: Path) -> None:
     """On a long session archival costs less than compaction and masking, and they less than sending everything."""
-    terms = Terms(items=0, window=60_000)
+    terms = ReplayPricing(items=0, window=60_000)
     cost = {name: replay(recordings, name, terms, tmp_path).bill.units for name in NAMES}
     assert cost["compaction"] < 0.8 * cost["none"]
     assert cost["compaction-1m"] == cost["none"]
@@ -138,7 +138,7 @@ def test_archival_finds_all_evidence_compaction_loses(recordings: list[Recording
     auto = replay(recordings, "auto", TERMS, tmp_path)
     assert {kind: share.ratio for kind, share in auto.evidence.items()} == dict.fromkeys(auto.evidence, 1.0)
     assert auto.evidence["paths"].asked == 50
-    compacted = replay(recordings, "compaction", Terms(items=50, window=30_000), tmp_path)
+    compacted = replay(recordings, "compaction", ReplayPricing(items=50, window=30_000), tmp_path)
     assert compacted.evidence["paths"].ratio < 0.7
 
 

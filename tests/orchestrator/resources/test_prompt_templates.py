@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orch import Config, ConfigError, PromptConfig
-from orch.resources.prompt_templates import Files, InMemory, Package, PromptTemplate, Templates
+from orch.resources.prompt_templates import Files, InMemory, Package, PromptTemplate, TemplateCatalog
 from orchestrator.root_double import opened
 from virtual_clock import virtual
 
@@ -89,17 +89,17 @@ class TestProviders:
         (tmp_path / "mine" / "two.md").write_text("2")
         (tmp_path / "three.md").write_text("3")
         config = PromptConfig(templates=(str(tmp_path / "mine"), str(tmp_path / "three.md")))
-        there = Templates(config, tmp_path / "home")
+        there = TemplateCatalog(config, tmp_path / "home")
         assert [each.name for each in there.all()] == ["one", "three", "two"]
         (tmp_path / "mine" / "one.md").write_text("another")
         with pytest.raises(ConfigError, match=r"two templates 'one'"):
             there.all()
         with pytest.raises(ConfigError, match="no folder or file"):
-            Templates(PromptConfig(templates=("/no/where",)), tmp_path).all()
+            TemplateCatalog(PromptConfig(templates=("/no/where",)), tmp_path).all()
 
     def test_a_provider_is_taken_whole_or_not(self, tmp_path: Path) -> None:
         """With one bad template none of it is there; neither with a name that is taken."""
-        there = Templates(PromptConfig(), tmp_path)
+        there = TemplateCatalog(PromptConfig(), tmp_path)
         assert there.add(InMemory({"a": "A"})) == ("a",)
         for bad, why in (
             ({"b": "B", "c": "{{"}, "no variable"),
@@ -114,9 +114,9 @@ class TestProviders:
 class TestAsked:
     """What an agent is told by a template."""
 
-    def there(self, home: Path, **config: Any) -> Templates:
+    def there(self, home: Path, **config: Any) -> TemplateCatalog:
         """Return templates with one that greets."""
-        found = Templates(PromptConfig(**config), home)
+        found = TemplateCatalog(PromptConfig(**config), home)
         found.add(InMemory({"greeter": "You greet {{whom}} in {{language}}."}))
         return found
 

@@ -13,14 +13,14 @@ from orch import Config, ConfigError, Skill, SkillsConfig, SubagentsConfig
 from orch.resources.extensions import find as find_extensions
 from orch.resources.extensions import specs
 from orch.resources.extensions import trust as trust_extension
-from orch.resources.skill_discovery import Found, Shelves, find, trust, untrust
+from orch.resources.skill_discovery import Found, SkillCatalogs, find, trust, untrust
 from orch.services.agents.spawn import describe
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ToolNotGrantedError
 from orch_protocol.resources.skills import SkillSpec, SkillsSpec
 from orch_protocol.services.requests import Spawn
 from orch_worker.prompt.instructions import stable_parts
-from orch_worker.skills.catalog import Shelf
+from orch_worker.skills.catalog import SkillCatalog
 from orch_worker.skills.skill_file import read_skill_file, skill_in
 from orch_worker.tools.api.base import ToolContext
 from orch_worker.tools.dispatch.presets import make_toolbox
@@ -159,7 +159,7 @@ class TestProviders:
         monkeypatch.setattr(
             "orch.resources.skill_discovery.skill_in", lambda held, path: read.append(path) or skill_in(held, path)
         )
-        shelves = Shelves()
+        shelves = SkillCatalogs()
         first = shelves.look(folder)
         assert shelves.look(folder) is first
         (folder / "more.md").write_text("x")
@@ -313,7 +313,7 @@ class TestAgents:
         def said(*names: str) -> str:
             found = offered(*names)
             spec = describe(Spawn("t", tools=("all",)), None, Config(), tmp_path, BACKEND, skills=found)
-            shelf = Shelf(spec.skills, None) if names else None  # type: ignore[arg-type]
+            shelf = SkillCatalog(spec.skills, None) if names else None  # type: ignore[arg-type]
             tools = make_toolbox(spec.tools, (), ToolContext(tmp_path, skills=shelf)).specs()
             parts = stable_parts(spec, [tool.name for tool in tools])
             return f"{parts}{tools}"

@@ -30,12 +30,12 @@ from orch_protocol.services.requests import (
     LIST_AGENTS,
     QUERY,
     SPAWN,
+    AgentRef,
     Collect,
     Kill,
-    List,
+    ListAgents,
     QueryAgent,
-    Ref,
-    Show,
+    ShowAgent,
     Spawn,
     Wait,
 )
@@ -88,15 +88,19 @@ async def test_a_worker_may_ask_for_what_its_tools_ask_for(tmp_path: Path) -> No
             "spawn": Spawn("x"),
             "query": QueryAgent(rich.id, "x"),
             "kill": Kill((rich.id,)),
-            "list": List(),
+            "list": ListAgents(),
             "wait": Wait((rich.id,)),
         }.items():
             with pytest.raises(ToolNotGrantedError, match=f"may not call '{service}'"):
                 await ask_root(world, poor.id, service, params)
-        for service, params in {"show": Show(poor.id), "resume": Ref(poor.id), "state": Ref(poor.id)}.items():
+        for service, params in {
+            "show": ShowAgent(poor.id),
+            "resume": AgentRef(poor.id),
+            "state": AgentRef(poor.id),
+        }.items():
             with pytest.raises(ToolNotGrantedError, match="any tool that asks"):
                 await ask_root(world, rich.id, service, params)
-        assert [each.id for each in await ask_root(world, rich.id, "list", List())] == [poor.id]
+        assert [each.id for each in await ask_root(world, rich.id, "list", ListAgents())] == [poor.id]
         with pytest.raises(ProtocolError, match="no service 'nonsense'"):
             await serve_worker(world.supervisor, rich.id, RootCall("nonsense", msgspec.Raw(b"\x80")))
         with pytest.raises(ProtocolError, match="parameters of 'kill'"):
@@ -384,7 +388,7 @@ class TestAgentsOfOtherRuns:
             await (await ended.scripted("fine")).query("go")
         async with opened(tmp_path, run="running") as running, opened(tmp_path, run="daemon") as daemon:
             theirs, own = await running.scripted(), await daemon.scripted()
-            rows = await call(daemon.supervisor, USER, LIST_AGENTS, List(runs=True))
+            rows = await call(daemon.supervisor, USER, LIST_AGENTS, ListAgents(runs=True))
             assert [(row.run, row.status, row.queries) for row in rows] == [
                 ("", "idle", 0),
                 ("ended", "cold", 1),
@@ -392,13 +396,13 @@ class TestAgentsOfOtherRuns:
             ]
             assert (rows[0].id, rows[2].id) == (own.id, theirs.id)
             assert [row.pid is None for row in rows] == [False, True, False]
-            assert [row.run for row in await call(daemon.supervisor, USER, LIST_AGENTS, List())] == [""]
+            assert [row.run for row in await call(daemon.supervisor, USER, LIST_AGENTS, ListAgents())] == [""]
             await theirs.kill()
-            assert [row.run for row in await call(daemon.supervisor, USER, LIST_AGENTS, List(runs=True))] == [
+            assert [row.run for row in await call(daemon.supervisor, USER, LIST_AGENTS, ListAgents(runs=True))] == [
                 "",
                 "ended",
             ]
-            everything = await call(daemon.supervisor, USER, LIST_AGENTS, List(all=True, runs=True))
+            everything = await call(daemon.supervisor, USER, LIST_AGENTS, ListAgents(all=True, runs=True))
             assert [(row.run, row.status) for row in everything][1:] == [("ended", "cold"), ("running", "killed")]
 
     async def test_temporary_run_is_listed_only_while_it_runs(self, tmp_path: Path) -> None:
@@ -408,11 +412,11 @@ class TestAgentsOfOtherRuns:
                 await program.scripted()
                 folder = program.supervisor.happenings.path.parent
                 kept = {name: (folder / name).read_bytes() for name in ("journal.jsonl", "lock")}
-                assert len(await call(daemon.supervisor, USER, LIST_AGENTS, List(runs=True))) == 1
+                assert len(await call(daemon.supervisor, USER, LIST_AGENTS, ListAgents(runs=True))) == 1
             folder.mkdir()
             (folder / "journal.jsonl").write_bytes(kept["journal.jsonl"])
             (folder / "lock").write_bytes(b"0\n")
-            assert await call(daemon.supervisor, USER, LIST_AGENTS, List(runs=True)) == []
+            assert await call(daemon.supervisor, USER, LIST_AGENTS, ListAgents(runs=True)) == []
 
     async def test_unreadable_journal_does_not_fail_the_list(self, tmp_path: Path) -> None:
         """A foreign file and a folder without a journal are left out."""
@@ -422,12 +426,12 @@ class TestAgentsOfOtherRuns:
                 if data is not None:
                     (tmp_path / "runs" / name / "journal.jsonl").write_bytes(data)
             (tmp_path / "runs" / "folder" / "journal.jsonl").mkdir()
-            assert await call(daemon.supervisor, USER, LIST_AGENTS, List(runs=True)) == []
+            assert await call(daemon.supervisor, USER, LIST_AGENTS, ListAgents(runs=True)) == []
 
     async def test_agent_does_not_see_other_runs(self, tmp_path: Path) -> None:
         """An agent that sets `runs` gets the agents of its own run."""
         async with opened(tmp_path, run="other") as other, opened(tmp_path, run="daemon", config=nesting()) as daemon:
             await other.scripted()
             agent = await daemon.scripted(tools=NEST)
-            rows = await ask_root(daemon, agent.id, "list", List(all=True, runs=True))
+            rows = await ask_root(daemon, agent.id, "list", ListAgents(all=True, runs=True))
             assert {row["run"] if isinstance(row, dict) else row.run for row in rows} <= {""}

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from orch.cli import run
-from orch.sessions.audit import _OTHERS, UNFINISHED, Audited, audit
+from orch.sessions.audit import _OTHERS, UNFINISHED, AuditRow, audit
 from orch_protocol.core.errors import ForeignFileError, StoreError
 from orch_protocol.core.messages import Message, Reply, Text, Thinking, ToolResult, ToolUse, Usage, assistant, user
-from orch_protocol.hooks.stages import ACTED, Acted, HookAct
+from orch_protocol.hooks.stages import ACTED, HookAction, HookActions
 from orch_protocol.session import entries
 from orch_worker.session.transcript import Transcript
 
@@ -60,7 +60,9 @@ def test_what_is_kept_under_the_name_of_what_hooks_did_is_shown_as_kept(session:
     """An entry that says something else than we would is no reason for an audit to fail."""
     transcript = Transcript.open(session.parent, agent="a", cwd="/srv")
     transcript.custom(ACTED, {"turn": 3})
-    transcript.custom(ACTED, msgspec.to_builtins(Acted("q1", (HookAct("guard", "tool_call", ("block",), 0.001),), 2)))
+    transcript.custom(
+        ACTED, msgspec.to_builtins(HookActions("q1", (HookAction("guard", "tool_call", ("block",), 0.001),), 2))
+    )
     transcript.close()
     rows = [(row.what, row.name, row.text) for row in audit(session)][-3:]
     guard = ("hook", "guard", "tool_call: block, in 1.00 ms")
@@ -165,4 +167,4 @@ def test_a_row_is_data() -> None:
     """Fields that say nothing are left out of the JSON."""
     import msgspec
 
-    assert msgspec.to_builtins(Audited(1, "prompt", text="x")) == {"line": 1, "what": "prompt", "text": "x"}
+    assert msgspec.to_builtins(AuditRow(1, "prompt", text="x")) == {"line": 1, "what": "prompt", "text": "x"}

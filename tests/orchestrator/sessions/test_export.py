@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from agent_history import PROFILES, Life, steps
 from foreign_sessions import PICTURE, pi_tree, tree_rows
-from orch.sessions.export import CHOICES, exported, written
-from orch.sessions.formats.conversation import Found, Kept
+from orch.sessions.export import CHOICES, export_conversation, export_pages
+from orch.sessions.formats.conversation import ImportedSession, Kept
 from orch.sessions.formats.detect import read_conversation
 from orch.sessions.html_page import html_page, markdown_page
 from orch.sessions.import_ import plant
@@ -35,7 +35,7 @@ from orch_protocol.core.messages import (
 )
 from orch_protocol.services.requests import AgentRow
 from orch_protocol.session.entries import Checkout, Label, MessageEntry, SessionInfo, Telling
-from orch_protocol.session.tree import Choose, Edit, Think
+from orch_protocol.session.tree import SessionEdit, SetModel, SetThinking
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.session import Session, UnknownEntry
 from orch_worker.session.transcript import Transcript
@@ -68,20 +68,20 @@ def recorded(folder: Path, *messages: Message) -> AgentRow:
     return agent(folder)
 
 
-def again(row: AgentRow, format: str, folder: Path) -> Found:
+def again(row: AgentRow, format: str, folder: Path) -> ImportedSession:
     """Return what is read from what was written."""
     path = folder / f"out.{format}"
-    exported(row, format, path)
+    export_conversation(row, format, path)
     return read_conversation(path)
 
 
-def fold(found: Found) -> Session:
+def fold(found: ImportedSession) -> Session:
     """Return the session that the entries are."""
     kept = [UnknownEntry(each.id, each.parent_id) if isinstance(each, Kept) else each for each in found.entries]
     return Session.fold(kept)
 
 
-def whole(found: Found) -> tuple[Message, ...]:
+def whole(found: ImportedSession) -> tuple[Message, ...]:
     """Return the conversation with everything that was archived, as one list."""
     by_id = {entry.id: entry for entry in found.entries}
     path: list[Telling] = []
@@ -106,7 +106,7 @@ class TestPi:
         row = recorded(
             tmp_path / "a", user("Read"), use, Message("user", (ToolResult("c1", (Text("x"), DOT)), Text("go on")))
         )
-        header, *lines = [json.loads(line) for line in exported(row, "pi").splitlines()]
+        header, *lines = [json.loads(line) for line in export_conversation(row, "pi").splitlines()]
         assert (header["type"], header["version"], header["cwd"]) == ("session", 3, "/srv")
         assert [line["parentId"] for line in lines] == [None, *(line["id"] for line in lines[:-1])]
         assert all(len(line["id"]) == 8 and int(line["id"], 16) >= 0 for line in lines)
@@ -174,7 +174,7 @@ class TestPi:
     def test_what_pi_has_no_place_for_is_told(self, tmp_path: Path) -> None:
         """Blocks of a user that only one provider knows are left out, and counted."""
         row = recorded(tmp_path / "a", Message("user", (Text("see"), Opaque("anthropic", {"type": "document"}))))
-        pages, notes = written(row, "pi")
+        pages, notes = export_pages(row, "pi")
         assert "document" not in "".join(pages)
         assert notes == ["left out, for pi has no place for it: 1 Opaque"]
 
@@ -182,10 +182,12 @@ class TestPi:
         """Model and level, under the words that it knows; what it has no word for is told."""
         transcript = Transcript.open(tmp_path / "a", agent="abc", cwd="/srv")
         transcript.message(user("one"), "q1")
-        for number, change in enumerate((Choose("anthropic:claude-sonnet-5-5"), Think("high"), Think("max"))):
-            transcript.change(Edit(f"{number:08}", change))
+        for number, change in enumerate(
+            (SetModel("anthropic:claude-sonnet-5-5"), SetThinking("high"), SetThinking("max"))
+        ):
+            transcript.change(SessionEdit(f"{number:08}", change))
         transcript.close()
-        pages, notes = written(agent(tmp_path / "a"), "pi")
+        pages, notes = export_pages(agent(tmp_path / "a"), "pi")
         rows = [json.loads(row) for row in "".join(pages).splitlines()][2:]
         keys = ("type", "provider", "modelId", "thinkingLevel")
         assert [tuple(row[key] for key in keys if key in row) for row in rows] == [
@@ -255,7 +257,7 @@ class TestLists:
         path = tmp_path / "m.json"
         path.write_text(json.dumps(messages))
         plant(tmp_path / "a", "a", "/", read_conversation(path), path)
-        got = json.loads(exported(agent(tmp_path / "a"), "openai"))
+        got = json.loads(export_conversation(agent(tmp_path / "a"), "openai"))
         for message in messages:
             message.pop("name", None)
             for use in message.get("tool_calls", ()):
@@ -270,7 +272,7 @@ class TestLists:
         row = recorded(
             tmp_path / "a", user("q"), use, Message("user", (ToolResult("c1", (Text("x"), DOT), is_error=True),))
         )
-        pages, notes = written(row, "openai")
+        pages, notes = export_pages(row, "openai")
         assert "Hm." not in "".join(pages)
         (note,) = notes
         assert note.endswith("place for it: 1 thinking, 1 marks of results as errors, 1 images in results")
@@ -281,7 +283,7 @@ class TestLists:
         path = tmp_path / "a" / "session.jsonl"
         sound = path.read_text()
         path.write_text(sound + '{"type":"mess')
-        pages, notes = written(row, "jsonl")
+        pages, notes = export_pages(row, "jsonl")
         assert "".join(pages) == sound
         assert "never finished" in notes[0]
 
@@ -331,7 +333,7 @@ class TestPages:
 
     def test_html_is_only_what_was_meant(self, tmp_path: Path) -> None:
         """Text is text whatever it says; nothing is fetched, nothing runs, no control character is in it."""
-        text = exported(self.talk(tmp_path / "a"), "html")
+        text = export_conversation(self.talk(tmp_path / "a"), "html")
         tags = Tags()
         tags.feed(text)
         assert tags.seen <= {
@@ -347,7 +349,7 @@ class TestPages:
 
     def test_markdown_shows_everything(self, tmp_path: Path) -> None:
         """Calls and results stand in fences that nothing in them closes; no control character is in it."""
-        text = exported(self.talk(tmp_path / "a"), "md")
+        text = export_conversation(self.talk(tmp_path / "a"), "md")
         assert not any(ord(each) < 32 and each not in "\n\t" for each in text)
         assert "````thinking\n</pre>" in text
         assert "\n\n## 1. user, 20" in text
@@ -365,18 +367,18 @@ class TestRefusals:
     def test_an_agent_that_was_never_asked(self, tmp_path: Path) -> None:
         """There is no file yet."""
         with pytest.raises(ConfigError, match="nothing to export"):
-            exported(agent(tmp_path / "none"), "pi")
+            export_conversation(agent(tmp_path / "none"), "pi")
 
     def test_an_unknown_format(self, tmp_path: Path) -> None:
         """The error names those there are."""
         with pytest.raises(ConfigError, match=", ".join(CHOICES)):
-            exported(agent(tmp_path), "pdf")
+            export_conversation(agent(tmp_path), "pdf")
 
     def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
         """What cannot be written is named."""
         row = recorded(tmp_path / "a", user("q"))
         with pytest.raises(StoreError, match="no/such"):
-            exported(row, "md", tmp_path / "no" / "such" / "file")
+            export_conversation(row, "md", tmp_path / "no" / "such" / "file")
 
     def test_a_file_stays_as_it_was(self, tmp_path: Path) -> None:
         """A conversation that cannot be read leaves the file that was there."""
@@ -385,6 +387,6 @@ class TestRefusals:
         out = tmp_path / "out"
         out.write_text("before")
         with pytest.raises(StoreError):
-            exported(row, "md", out)
+            export_conversation(row, "md", out)
         assert out.read_text() == "before"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "out"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orch import Abort, AsyncSubagent, Block, Config, HooksConfig, Limits, ScriptedBackend
-from orch.render.transcript import Transcript
+from orch.render.transcript import TurnPrinter
 from orch.sessions.audit import audit
 from orch_protocol.core.errors import RateLimitError
 from orch_protocol.core.messages import text_of
@@ -18,8 +18,8 @@ from orch_protocol.core.phases import Assess, AssessRule, Reflect, ReflectRule
 from orch_protocol.hooks.stages import ALIASES
 from orch_protocol.session.entries import MessageEntry, PhaseEntry
 from orch_protocol.wire.worker_messages import TurnEvent
-from orch_worker.agent.side_requests import Side
-from orch_worker.agent.turn import Brake
+from orch_worker.agent.side_requests import SideRequests
+from orch_worker.agent.turn import CancelToken
 from orch_worker.session.session import Session
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import World, opened
@@ -155,14 +155,14 @@ async def test_a_reflection_that_meets_the_deadline_leaves_the_answer(
         timeout.reschedule(asyncio.get_running_loop().time())
         await asyncio.Event().wait()
 
-    def until(brake: Brake, deadline: float) -> asyncio.Timeout:
+    def until(brake: CancelToken, deadline: float) -> asyncio.Timeout:
         nonlocal timeout
         timeout = whole(brake, deadline)
         return timeout
 
-    timeout, whole = asyncio.timeout(None), Brake.until
-    monkeypatch.setattr(Brake, "until", until)
-    monkeypatch.setattr(Side, "ask", ask)
+    timeout, whole = asyncio.timeout(None), CancelToken.until
+    monkeypatch.setattr(CancelToken, "until", until)
+    monkeypatch.setattr(SideRequests, "ask", ask)
     async with opened(tmp_path, config=config(reflect=Reflect("model"))) as o:
         agent = await spawned(o, "Done.", "ok")
         reply = await agent.query("go")
@@ -330,7 +330,7 @@ def test_all_twelve_names_of_a_pipeline_are_names_of_stages() -> None:
 
 def test_who_watches_at_a_terminal_sees_them(capsys: pytest.CaptureFixture[str]) -> None:
     """A line each, beside the text: which phase, by whom, what came of it."""
-    show = Transcript()
+    show = TurnPrinter()
     show.event({"n": 1, "kind": "assess", "name": "rule", "text": "plan: Keep backups."})
     show.event({"n": 2, "kind": "reflect", "name": "scripted", "text": "again: No test ran."})
     assert capsys.readouterr().err.splitlines() == [

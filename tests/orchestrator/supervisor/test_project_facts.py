@@ -12,13 +12,13 @@ import pytest
 from orch import Config, ContextConfig, SubagentsConfig
 from orch.supervisor import project_facts
 from orch.supervisor.project_facts import MOST, ProjectFacts
-from orch_protocol.agent.project import Surveyed
+from orch_protocol.agent.project import ProjectSurvey
 from orch_worker.prompt import project_scan
 from orchestrator.root_double import opened
 from virtual_clock import virtual
 
 RULES = ContextConfig(files=("AGENTS.md", "docs/house.md"))
-Survey = Callable[..., Surveyed]
+Survey = Callable[..., ProjectSurvey]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     seen: list[Path] = []
     original: Survey = project_facts.survey
 
-    def survey(rules: Any, context: Any, note: Any) -> Surveyed:
+    def survey(rules: Any, context: Any, note: Any) -> ProjectSurvey:
         seen.append(context.cwd)
         return original(rules, context, note)
 

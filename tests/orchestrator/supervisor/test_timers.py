@@ -28,8 +28,8 @@ async def test_each_is_done_once_in_its_time_unless_it_is_called_off() -> None:
     for seconds, name, key in ((3, "c", None), (1, "a", None), (2, "never", "k"), (2, "b", "k"), (9, "late", None)):
         timers.later(seconds, Deed(done, name).do, key)
     timers.later(1, Deed(done, "off").do, "off")
-    timers.call_off("off")
-    timers.call_off("nothing")
+    timers.cancel("off")
+    timers.cancel("nothing")
     await passed(4)
     assert (done, len(timers)) == (["a", "b", "c"], 1)
     timers.close()
@@ -49,7 +49,7 @@ async def test_what_is_over_is_gone_without_a_garbage_collection() -> None:
         timers.later(1, fired.do)
         timers.later(1, off.do, "off")
         del fired, off
-        timers.call_off("off")
+        timers.cancel("off")
         await passed(2)
         assert (done, [deed() for deed in known]) == (["fired"], [None, None])
     finally:

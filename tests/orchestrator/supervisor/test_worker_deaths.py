@@ -14,7 +14,7 @@ from orch.testing import FakeLauncher
 from orch_protocol.core.errors import AgentDiedError, AgentGoneError, LaunchError, ProtocolError, StoreError
 from orch_protocol.core.messages import Reply, text_of
 from orch_protocol.services.requests import RUN_TOOL, RunTool
-from orch_protocol.wire.worker_messages import Finished
+from orch_protocol.wire.worker_messages import TurnFinished
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import Gate, Slow, fill, kind_of, opened
 from virtual_clock import passed, until, virtual
@@ -206,7 +206,7 @@ async def test_an_answer_is_whose_line_it_came_through(tmp_path: Path) -> None:
     async with opened(tmp_path) as world:
         agent = await world.scripted("fine", "fine")
         host = world.launcher.worker(agent.id)._host
-        said = [Finished(Reply("somebody", "else", "mine")), Finished()]
+        said = [TurnFinished(Reply("somebody", "else", "mine")), TurnFinished()]
         host._finish = lambda id, _: host._courier.send("finished", said.pop(0), id)  # type: ignore[method-assign]
         reply = await agent.query("go")
         assert (reply.id, reply.text) == (agent.id, "mine")

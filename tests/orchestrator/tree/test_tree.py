@@ -448,7 +448,7 @@ def test_what_is_said_reaches_a_working_agent_at_once_and_a_cold_one_with_its_ne
     id = forest.spawn()
     forest.ask(id)
     forest.handle(QueueSteering(id, "s1", "be brief"))
-    assert forest.told(Send) == [Send(id, "s1", "steer", worker_messages.Steer("be brief"))]
+    assert forest.told(Send) == [Send(id, "s1", "steer", worker_messages.SteerTurn("be brief"))]
     forest.handle(ConfirmSteering(id, "s1"))
     forest.finish(id)
     forest.gone(id)
@@ -456,7 +456,7 @@ def test_what_is_said_reaches_a_working_agent_at_once_and_a_cold_one_with_its_ne
     assert forest.last == []
     forest.ask(id, "q2")
     forest.up(id)
-    assert forest.told(Send) == [Send(id, "s2", "steer", worker_messages.Steer("in French", True)), Send(id, "q2")]
+    assert forest.told(Send) == [Send(id, "s2", "steer", worker_messages.SteerTurn("in French", True)), Send(id, "q2")]
     forest.handle(ConfirmSteering(id, "s2"))
     forest.handle(ConfirmSteering(id, "s2"))
     assert forest.tree.agents[id].unheard == {}
@@ -479,7 +479,7 @@ def test_a_turn_is_cancelled_softly_or_hard() -> None:
     assert forest.last == []
     forest.ask(id)
     forest.handle(CancelTurn(id))
-    assert forest.told(Send) == [Send(id, "q", "cancel", worker_messages.Cancel())]
+    assert forest.told(Send) == [Send(id, "q", "cancel", worker_messages.CancelCurrentTurn())]
     forest.handle(CancelTurn(id, hard=True))
     assert forest.told(Signal) == [Signal(id, 1, "kill")]
     assert [(notify.topic, notify.error.type) for notify in forest.told(Notify)] == [("query:q", "AgentDiedError")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prompt_toolkit.key_binding.key_bindings import _parse_key
 
-from orch_protocol.resources.key_bindings import RESERVED, why_not
+from orch_protocol.resources.key_bindings import RESERVED, invalid_key_reason
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from orch_protocol.resources.key_bindings import RESERVED, why_not
 )
 def test_keys_that_can_be_bound(key: str) -> None:
     """Each is one that the console's library knows by that name."""
-    assert why_not(key) == ""
+    assert invalid_key_reason(key) == ""
     for part in key.split():
         assert _parse_key(part)
 
@@ -32,10 +32,10 @@ def test_keys_that_can_be_bound(key: str) -> None:
 )
 def test_keys_that_cannot_be_bound_say_why(key: str, why: str) -> None:
     """Neither what is none, nor what would take a letter or an interruption away."""
-    assert why in why_not(key)
+    assert why in invalid_key_reason(key)
 
 
 @pytest.mark.parametrize("key", sorted(RESERVED))
 def test_keys_of_writing_and_leaving_are_nobodys(key: str) -> None:
     """Enter, Ctrl-C and their kin stay what they are."""
-    assert "what people write, send, leave or interrupt with" in why_not(key)
+    assert "what people write, send, leave or interrupt with" in invalid_key_reason(key)

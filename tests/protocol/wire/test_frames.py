@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import ErrorInfo, MessageTooLargeError, ProtocolError, StoreError
 from orch_protocol.core.messages import Reply
-from orch_protocol.wire.frames import MAX_BODY, MAX_SPILL, RESEND_SECONDS, Channel, Frame, decode_body, encode_body
-from orch_protocol.wire.worker_messages import Finished, Hello, Nothing, Ping, Query
+from orch_protocol.wire.frames import MAX_BODY, MAX_SPILL, RESEND_SECONDS, Frame, FrameChannel, decode_body, encode_body
+from orch_protocol.wire.worker_messages import EmptyBody, Hello, Ping, Query, TurnFinished
 
 
 def unreadable(received: tuple[Frame, Struct] | None, id: str) -> str:
@@ -29,11 +29,11 @@ def unreadable(received: tuple[Frame, Struct] | None, id: str) -> str:
 
 
 @pytest.fixture
-def ends(tmp_path: Path) -> tuple[Channel, Channel]:
-    return Channel(3, tmp_path / "spool"), Channel(3, tmp_path / "spool")
+def ends(tmp_path: Path) -> tuple[FrameChannel, FrameChannel]:
+    return FrameChannel(3, tmp_path / "spool"), FrameChannel(3, tmp_path / "spool")
 
 
-def test_a_body_arrives_as_it_was_sent(ends: tuple[Channel, Channel]) -> None:
+def test_a_body_arrives_as_it_was_sent(ends: tuple[FrameChannel, FrameChannel]) -> None:
     """Kind, correlation id and body survive the trip."""
     root, worker = ends
     received = worker.decode(root.encode("query", Query("why?", 2.5), "q1", now=0.0))
@@ -43,19 +43,19 @@ def test_a_body_arrives_as_it_was_sent(ends: tuple[Channel, Channel]) -> None:
     assert body == Query("why?", 2.5)
 
 
-def test_a_repeated_frame_is_delivered_once_and_acknowledged_again(ends: tuple[Channel, Channel]) -> None:
+def test_a_repeated_frame_is_delivered_once_and_acknowledged_again(ends: tuple[FrameChannel, FrameChannel]) -> None:
     """A re-sent query is not run twice, and its sender learns that it arrived."""
     root, worker = ends
     data = root.encode("query", Query("once"), "q", now=0.0)
     assert worker.decode(data) is not None
-    worker.encode("ack", Nothing())
+    worker.encode("ack", EmptyBody())
     assert worker.decode(data) is None
     assert worker.owes_ack
-    assert root.decode(worker.encode("ack", Nothing())) is None
+    assert root.decode(worker.encode("ack", EmptyBody())) is None
     assert root.unacked == 0
 
 
-def test_frames_after_a_lost_one_wait_for_it(ends: tuple[Channel, Channel]) -> None:
+def test_frames_after_a_lost_one_wait_for_it(ends: tuple[FrameChannel, FrameChannel]) -> None:
     """Order holds over a gap: nothing is delivered until the missing frame came again."""
     root, worker = ends
     first = root.encode("query", Query("1"), now=0.0)
@@ -72,7 +72,7 @@ def test_every_frame_is_delivered_exactly_once_and_in_order_whatever_is_lost(
 ) -> None:
     """With a third of all frames lost, a conversation still is what was said."""
     luck, spool = random.Random(seed), tmp_path_factory.getbasetemp()
-    one, other = Channel(1, spool), Channel(1, spool)
+    one, other = FrameChannel(1, spool), FrameChannel(1, spool)
     heard: list[str] = []
     now = 0.0
 
@@ -83,20 +83,20 @@ def test_every_frame_is_delivered_exactly_once_and_in_order_whatever_is_lost(
     for number in range(20):
         carry(one.encode("query", Query(str(number)), now=now))
         if luck.random() < 0.3:
-            one.decode(other.encode("ack", Nothing()))
+            one.decode(other.encode("ack", EmptyBody()))
     for _ in range(200):
         now += RESEND_SECONDS
         for data in one.overdue(now):
             carry(data)
         if luck.random() > 0.33:
-            one.decode(other.encode("ack", Nothing()))
+            one.decode(other.encode("ack", EmptyBody()))
         if not one.unacked:
             break
     assert heard == [str(number) for number in range(20)]
     assert one.unacked == 0
 
 
-def test_unsequenced_frames_are_not_kept(ends: tuple[Channel, Channel]) -> None:
+def test_unsequenced_frames_are_not_kept(ends: tuple[FrameChannel, FrameChannel]) -> None:
     """A ping may be lost: nobody sends it again."""
     root, worker = ends
     assert worker.decode(root.encode("ping", Ping(b"x"))) is not None
@@ -104,7 +104,9 @@ def test_unsequenced_frames_are_not_kept(ends: tuple[Channel, Channel]) -> None:
     assert root.overdue(1e9) == []
 
 
-def test_a_large_body_travels_as_a_file_that_is_gone_afterwards(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
+def test_a_large_body_travels_as_a_file_that_is_gone_afterwards(
+    ends: tuple[FrameChannel, FrameChannel], tmp_path: Path
+) -> None:
     """A ten megabyte prompt crosses in a small frame, and its file is removed by the reader."""
     root, worker = ends
     data = root.encode("query", Query("x" * 10_000_000), now=0.0)
@@ -115,7 +117,7 @@ def test_a_large_body_travels_as_a_file_that_is_gone_afterwards(ends: tuple[Chan
     assert list((tmp_path / "spool").iterdir()) == []
 
 
-def test_a_body_at_the_limit_stays_in_the_frame(ends: tuple[Channel, Channel]) -> None:
+def test_a_body_at_the_limit_stays_in_the_frame(ends: tuple[FrameChannel, FrameChannel]) -> None:
     """The limit is on the encoded body, and holds at the byte."""
     root, _ = ends
     overhead = len(encode_body(Ping(b"x" * 100_000))) - 100_000
@@ -123,7 +125,9 @@ def test_a_body_at_the_limit_stays_in_the_frame(ends: tuple[Channel, Channel]) -
     assert len(root.encode("ping", Ping(b"x" * (MAX_BODY - overhead + 1)))) < 1000
 
 
-def test_a_body_beyond_every_road_is_refused(ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_beyond_every_road_is_refused(
+    ends: tuple[FrameChannel, FrameChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error names the size and the most, and nothing was written."""
     monkeypatch.setattr("orch_protocol.wire.frames.MAX_SPILL", 2 * MAX_BODY)
     with pytest.raises(MessageTooLargeError, match=r"a query of \d+ bytes, the most is 2097152"):
@@ -131,7 +135,7 @@ def test_a_body_beyond_every_road_is_refused(ends: tuple[Channel, Channel], monk
     assert ends[0].unacked == 0
 
 
-def test_a_changed_or_missing_file_is_an_error(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
+def test_a_changed_or_missing_file_is_an_error(ends: tuple[FrameChannel, FrameChannel], tmp_path: Path) -> None:
     """What arrives is what was sent, or word of what is missing, once: the frame itself will not come again."""
     root, worker = ends
     for number, why in enumerate(("not the one that was sent", "cannot be read"), 1):
@@ -145,7 +149,7 @@ def test_a_changed_or_missing_file_is_an_error(ends: tuple[Channel, Channel], tm
         assert worker.decode(data) is None
 
 
-def test_a_body_that_cannot_be_spilled_is_an_error(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
+def test_a_body_that_cannot_be_spilled_is_an_error(ends: tuple[FrameChannel, FrameChannel], tmp_path: Path) -> None:
     """The error names the file and the cause; nothing is sent, and no half of a file is left."""
     (tmp_path / "spool").write_text("in the way")
     with pytest.raises(StoreError, match=r"a query of \d+ bytes cannot be spilled to .*spool"):
@@ -153,7 +157,7 @@ def test_a_body_that_cannot_be_spilled_is_an_error(ends: tuple[Channel, Channel]
     assert ends[0].unacked == 0
 
 
-def test_a_file_reference_cannot_leave_the_spool(ends: tuple[Channel, Channel]) -> None:
+def test_a_file_reference_cannot_leave_the_spool(ends: tuple[FrameChannel, FrameChannel]) -> None:
     """A path in a file reference is refused before anything is opened."""
     body = msgspec.msgpack.encode(["../../etc/passwd", 1, "0"])
     data = msgspec.msgpack.encode(Frame("query", "", 3, 0, 0, True, msgspec.Raw(body)))
@@ -162,7 +166,7 @@ def test_a_file_reference_cannot_leave_the_spool(ends: tuple[Channel, Channel]) 
 
 @pytest.mark.parametrize("name", ["pipe", "link", "folder", "long", "nul\0", "", "."])
 def test_a_file_reference_to_what_is_no_body_is_an_error(
-    name: str, ends: tuple[Channel, Channel], tmp_path: Path
+    name: str, ends: tuple[FrameChannel, FrameChannel], tmp_path: Path
 ) -> None:
     """A FIFO holds nobody up, a link is not followed, and of a longer file no more is read than was announced."""
     spool = tmp_path / "spool"
@@ -181,16 +185,16 @@ def test_a_file_reference_to_what_is_no_body_is_an_error(
 
 
 @pytest.mark.parametrize("size", [-1, MAX_SPILL + 1, 1 << 62])
-def test_a_file_reference_of_impossible_size_is_an_error(size: int, ends: tuple[Channel, Channel]) -> None:
+def test_a_file_reference_of_impossible_size_is_an_error(size: int, ends: tuple[FrameChannel, FrameChannel]) -> None:
     """Nothing is read for it, and no memory is asked for."""
     body = msgspec.msgpack.encode(["body", size, "0"])
     data = msgspec.msgpack.encode(Frame("query", "q", 3, 0, 0, True, msgspec.Raw(body)))
     assert "the most is" in unreadable(ends[1].decode(data), "q")
 
 
-def test_another_incarnations_frame_is_refused(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
+def test_another_incarnations_frame_is_refused(ends: tuple[FrameChannel, FrameChannel], tmp_path: Path) -> None:
     """What an earlier process of the same agent said is not believed."""
-    late = Channel(2, tmp_path).encode("ping", Ping())
+    late = FrameChannel(2, tmp_path).encode("ping", Ping())
     with pytest.raises(ProtocolError, match="incarnation 2, expected 3"):
         ends[0].decode(late)
 
@@ -199,7 +203,7 @@ def test_another_incarnations_frame_is_refused(ends: tuple[Channel, Channel], tm
 def test_random_bytes_raise_nothing_but_protocol_errors(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """Junk is told from frames by one kind of error."""
     try:
-        Channel(1, tmp_path_factory.getbasetemp()).decode(data)
+        FrameChannel(1, tmp_path_factory.getbasetemp()).decode(data)
     except ProtocolError:
         pass
 
@@ -219,21 +223,21 @@ def test_random_bytes_raise_nothing_but_protocol_errors(tmp_path_factory: pytest
 def test_hostile_bytes_are_refused(tmp_path: Path, data: bytes) -> None:
     """Depth bombs, lying lengths, wrong types: a ProtocolError each."""
     with pytest.raises(ProtocolError):
-        Channel(1, tmp_path).decode(data)
+        FrameChannel(1, tmp_path).decode(data)
 
 
 @pytest.mark.parametrize("body", [{"prompt": b"\xff\xfe"}, [[[]]]], ids=["bytes-for-text", "shape"])
 def test_a_body_of_the_wrong_shape_is_told(tmp_path: Path, body: object) -> None:
     """Whoever waits for what the frame asks for can be told: its id is known."""
     data = msgspec.msgpack.encode(["query", "q1", 1, 1, 0, False, body])
-    assert "not a body of kind 'query'" in unreadable(Channel(1, tmp_path).decode(data), "q1")
+    assert "not a body of kind 'query'" in unreadable(FrameChannel(1, tmp_path).decode(data), "q1")
 
 
-def test_lone_surrogates_become_replacement_characters(ends: tuple[Channel, Channel]) -> None:
+def test_lone_surrogates_become_replacement_characters(ends: tuple[FrameChannel, FrameChannel]) -> None:
     """Text that no encoding carries is mended on its way, in every string of a body."""
     root, worker = ends
     reply = Reply("a", "q", "bad \ud800 text", files_changed=("x\udfff",))
-    received = worker.decode(root.encode("finished", Finished(reply)))
+    received = worker.decode(root.encode("finished", TurnFinished(reply)))
     assert received is not None
     assert received[1].reply.text == "bad \N{REPLACEMENT CHARACTER} text"  # type: ignore[attr-defined]
 

@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.messages import user
-from orch_protocol.session.tree import Edit, Move
-from orch_worker.agent.model_selection import Answering
+from orch_protocol.session.tree import MoveLeaf, SessionEdit
+from orch_worker.agent.model_selection import ModelSelection
 from orch_worker.backends.offline.scripted import ScriptedBackend
-from orch_worker.backends.switchable import Movable
+from orch_worker.backends.switchable import SwitchableBackend
 from orch_worker.session.transcript import Transcript
 
 OWN, OTHER = BackendSpec("anthropic", "own"), BackendSpec("openai", "other")
@@ -26,7 +26,9 @@ class Process:
         self.transcript = Transcript.open(folder, agent="a1", cwd=str(folder))
         spec = AgentSpec("a1", 1, "agent", "task", OWN, str(folder), str(folder))
         made: Any = lambda _: ScriptedBackend([])  # noqa: E731
-        self._answering = Answering(spec, Movable(made(OWN)), self._find, made, self.transcript, lambda: None)
+        self._answering = ModelSelection(
+            spec, SwitchableBackend(made(OWN)), self._find, made, self.transcript, lambda: None
+        )
 
     async def _find(self, _service: str, _params: Struct, _seconds: float | None = None) -> Any:
         return OTHER
@@ -65,13 +67,13 @@ async def test_who_goes_on_behind_an_earlier_entry_is_on_record_there(tmp_path: 
     process = Process(tmp_path)
     own = await process.takes_a_turn()
     other = await process.takes_a_turn("openai:other")
-    process.transcript.change(Edit("c1", Move(own)))
+    process.transcript.change(SessionEdit("c1", MoveLeaf(own)))
     await process.takes_a_turn("openai:other")
     assert process.on_record() == ["other", "other"]
-    process.transcript.change(Edit("c2", Move(own)))
+    process.transcript.change(SessionEdit("c2", MoveLeaf(own)))
     await process.takes_a_turn()
     assert process.on_record() == ["other", "other"]
-    process.transcript.change(Edit("c3", Move(other)))
+    process.transcript.change(SessionEdit("c3", MoveLeaf(other)))
     await process.takes_a_turn()
     assert process.on_record() == ["other", "other", "own"]
     process.transcript.close()

@@ -8,7 +8,7 @@ import pytest
 from orch_protocol.core.phases import Assess, AssessRule, ReflectRule
 from orch_worker.agent import assess, reflect
 from orch_worker.agent.assess import Assessment
-from orch_worker.agent.reflect import Made, Outcome, Reflection
+from orch_worker.agent.reflect import CallSummary, Reflection, TurnOutcome
 
 ALL = ("read_file", "write_file", "bash", "fetch_url", "task_create", "mine")
 
@@ -59,23 +59,26 @@ class TestReflecting:
 
     def test_without_rules_a_last_call_that_failed_is_what_counts(self) -> None:
         """Not what the reply claims: one that failed before, and was put right, does not."""
-        failed, well = Made("bash", "exit code 1", is_error=True), Made("bash", "ok")
-        again = reflect.by_rules((), Outcome("q", "All done!", "end_turn", (well, failed)))
+        failed, well = CallSummary("bash", "exit code 1", is_error=True), CallSummary("bash", "ok")
+        again = reflect.by_rules((), TurnOutcome("q", "All done!", "end_turn", (well, failed)))
         assert again is not None
         assert again.again
         assert "bash, failed: exit code 1" in again.note
-        assert reflect.by_rules((), Outcome("q", "It failed!", "end_turn", (failed, well))) is None
-        assert reflect.by_rules((), Outcome("q", "Hello", "end_turn")) is None
+        assert reflect.by_rules((), TurnOutcome("q", "It failed!", "end_turn", (failed, well))) is None
+        assert reflect.by_rules((), TurnOutcome("q", "Hello", "end_turn")) is None
 
     def test_a_rule_fits_by_reply_files_and_failures_together(self) -> None:
         """All that it names must be so."""
         rules = (ReflectRule("(?i)should work", "*.py", 1, "Run it.", again=True), ReflectRule(changed="*.sql"))
-        failed = (Made("bash", "no", is_error=True),)
-        turned = Outcome("q", "It should work now", "end_turn", failed, ("a.py",))
+        failed = (CallSummary("bash", "no", is_error=True),)
+        turned = TurnOutcome("q", "It should work now", "end_turn", failed, ("a.py",))
         assert reflect.by_rules(rules, turned) == Reflection("Run it.", again=True)
-        for other in (Outcome("q", "It works", "end_turn", failed, ("a.py",)), Outcome("q", "should work", "end_turn")):
+        for other in (
+            TurnOutcome("q", "It works", "end_turn", failed, ("a.py",)),
+            TurnOutcome("q", "should work", "end_turn"),
+        ):
             assert reflect.by_rules(rules, other) is None
-        found = reflect.by_rules(rules, Outcome("q", "x", "end_turn", (), ("b.sql",)))
+        found = reflect.by_rules(rules, TurnOutcome("q", "x", "end_turn", (), ("b.sql",)))
         assert found == Reflection("Check it once more.")
 
     @pytest.mark.parametrize(
@@ -98,8 +101,8 @@ class TestReflecting:
 
     def test_a_long_turn_is_asked_about_within_bounds(self) -> None:
         """Question, calls and reply are clipped in the middle, and what changed is named."""
-        calls = tuple(Made("bash", reflect.line_of("x" * 900)) for _ in range(300))
-        asked = reflect.question(Outcome("q" * 90_000, "r" * 90_000, "end_turn", calls, ("a.py",)), 4000)
+        calls = tuple(CallSummary("bash", reflect.line_of("x" * 900)) for _ in range(300))
+        asked = reflect.question(TurnOutcome("q" * 90_000, "r" * 90_000, "end_turn", calls, ("a.py",)), 4000)
         assert len(asked) < 4000 * 4
         assert "Files that it changed: a.py" in asked
         assert "characters ..." in asked

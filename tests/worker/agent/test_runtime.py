@@ -11,12 +11,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from orch_protocol.agent.spec import AgentSpec, BackendSpec, Birth
+from orch_protocol.agent.spec import AgentSpec, BackendSpec, WorkerBirth
 from orch_protocol.core.messages import Reply, Usage
 from orch_protocol.session.entries import TranscriptPosition
-from orch_protocol.wire.frames import Channel
-from orch_protocol.wire.worker_messages import Finished, Init, Nothing, Query, Ready
-from orch_worker.transport.worker_endpoint import Host
+from orch_protocol.wire.frames import FrameChannel
+from orch_protocol.wire.worker_messages import EmptyBody, Init, Query, Ready, TurnFinished
+from orch_worker.transport.worker_endpoint import WorkerEndpoint
 from virtual_clock import passed, virtual
 
 Turn = Callable[[], Awaitable[object]]
@@ -27,7 +27,7 @@ class Root:
 
     def __init__(self, folder: Path) -> None:
         self.heard: list[tuple[str, str, Struct]] = []
-        self._channel = Channel(1, folder)
+        self._channel = FrameChannel(1, folder)
 
     def plug(self, on_data: Callable[[bytes], None]) -> Root:
         """Be the line of a host."""
@@ -48,9 +48,9 @@ class Root:
     def close(self) -> None:
         """Be left."""
 
-    def finished(self) -> list[tuple[str, Finished]]:
+    def finished(self) -> list[tuple[str, TurnFinished]]:
         """Return what was said of turns."""
-        return [(id, body) for _, id, body in self.heard if isinstance(body, Finished)]
+        return [(id, body) for _, id, body in self.heard if isinstance(body, TurnFinished)]
 
 
 class Mute:
@@ -75,11 +75,11 @@ class Agent:
     def begin(self) -> Any:
         """Need no brake."""
 
-    async def query(self, query_id: str, query: Query, _: Any) -> Finished:
+    async def query(self, query_id: str, query: Query, _: Any) -> TurnFinished:
         """Take the next turn."""
         self.prompts.append(query.prompt)
         await self._turns.pop(0)()
-        return Finished(Reply("a1", query_id, "done", "end_turn"))
+        return TurnFinished(Reply("a1", query_id, "done", "end_turn"))
 
     async def farewell(self, _: float) -> None:
         """Take half a second."""
@@ -93,7 +93,7 @@ async def up(folder: Path, *turns: Turn) -> tuple[Root, Agent, asyncio.Task[int]
     """Return the root of a host whose agent takes these turns, that agent, and the task in which the host serves."""
     root, agent = Root(folder), Agent(turns)
     made: Any = lambda *_: agent  # noqa: E731
-    host = Host(root.plug, birth=Birth(b""), incarnation=1, spool=folder, make=made)
+    host = WorkerEndpoint(root.plug, birth=WorkerBirth(b""), incarnation=1, spool=folder, make=made)
     serving = asyncio.create_task(host.serve())
     spec = AgentSpec("a1", 1, "agent", "task", BackendSpec("scripted"), str(folder), str(folder))
     root.say("init", Init(spec))
@@ -108,7 +108,7 @@ def test_agent_is_made_with_the_orch_folders_of_init(tmp_path: Path) -> None:
     async def check() -> None:
         root, agent = Root(tmp_path), Agent([])
         made: Any = lambda _spec, _keys, _root, orch_folders: given.append(orch_folders) or agent  # noqa: E731
-        host = Host(root.plug, birth=Birth(b""), incarnation=1, spool=tmp_path, make=made)
+        host = WorkerEndpoint(root.plug, birth=WorkerBirth(b""), incarnation=1, spool=tmp_path, make=made)
         serving = asyncio.create_task(host.serve())
         spec = AgentSpec("a1", 1, "agent", "task", BackendSpec("scripted"), str(tmp_path), str(tmp_path))
         root.say("init", Init(spec, orch_folders=("/o",)))
@@ -137,7 +137,7 @@ async def test_a_turn_that_would_not_be_cancelled_is_waited_for_until_it_ends(tm
         root.say("query", Query("go"), id)
         await passed(0.01)
     began = asyncio.get_running_loop().time()
-    root.say("stop", Nothing())
+    root.say("stop", EmptyBody())
     assert await serving == 0
     assert asyncio.get_running_loop().time() - began < 1.0  # its farewell takes half of that
     assert [id for id, _ in root.finished()] == ["q1", "q2"]
@@ -150,7 +150,7 @@ async def test_a_query_that_comes_as_it_leaves_is_left_to_the_next_process(tmp_p
     failed: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
     root.say("query", Query("one"), "q1")
-    root.say("stop", Nothing())
+    root.say("stop", EmptyBody())
     await passed(0.1)
     root.say("query", Query("other"), "q2")
     assert await serving == 0
@@ -177,7 +177,7 @@ async def test_a_turn_that_is_cancelled_from_within_is_over_and_the_next_one_com
     assert "cancelled from within" in failed.error.message
     assert failed.usage == Usage(5)
     assert done.reply is not None
-    root.say("stop", Nothing())
+    root.say("stop", EmptyBody())
     await serving
 
 
@@ -201,6 +201,6 @@ async def test_what_a_turn_sets_in_context_variables_is_gone_with_it(tmp_path: P
     for id in ("q1", "q2"):
         root.say("query", Query("go"), id)
         await passed(0.1)
-    root.say("stop", Nothing())
+    root.say("stop", EmptyBody())
     assert await serving == 0
     assert found == ["unset", "set", "set"] * 2

@@ -7,21 +7,21 @@ import pytest
 from agent_doubles import Talk, assert_valid
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.messages import text_of
-from orch_worker.agent.steering import Interjection, Interjections
+from orch_worker.agent.steering import SteeringMessage, SteeringQueues
 from orch_worker.agent.turn import run_turn
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.tools.api.base import tool
 
 
-def said(*texts: str, follow_up: bool = False, mode: str = "one-at-a-time") -> Interjections:
+def said(*texts: str, follow_up: bool = False, mode: str = "one-at-a-time") -> SteeringQueues:
     """Return queues that hold `texts`."""
-    queues = Interjections(mode)  # type: ignore[arg-type]
+    queues = SteeringQueues(mode)  # type: ignore[arg-type]
     for number, text in enumerate(texts):
-        queues.add(Interjection(str(number), text), follow_up=follow_up)
+        queues.add(SteeringMessage(str(number), text), follow_up=follow_up)
     return queues
 
 
-def texts(taken: list[Interjection]) -> list[str]:
+def texts(taken: list[SteeringMessage]) -> list[str]:
     """Return what was said."""
     return [each.text for each in taken]
 
@@ -38,7 +38,7 @@ def test_steering_is_heard_one_at_a_time_or_all_at_once() -> None:
 def test_follow_ups_wait_until_the_agent_would_stop_and_steering_comes_first() -> None:
     """A follow-up is not steering."""
     queues = said("later", follow_up=True)
-    queues.add(Interjection("s", "now"), follow_up=False)
+    queues.add(SteeringMessage("s", "now"), follow_up=False)
     assert texts(queues.take(stopping=False)) == ["now"]
     assert queues.take(stopping=False) == []
     assert texts(queues.take(stopping=True)) == ["later"]
@@ -46,22 +46,22 @@ def test_follow_ups_wait_until_the_agent_would_stop_and_steering_comes_first() -
 
 def test_each_kind_has_a_mode_of_its_own_that_can_be_set_at_any_time() -> None:
     """Follow-ups are heard as steering is, unless somebody says how."""
-    queues = Interjections("one-at-a-time", "all")
+    queues = SteeringQueues("one-at-a-time", "all")
     for number in range(4):
-        queues.add(Interjection(str(number), str(number)), follow_up=number > 1)
+        queues.add(SteeringMessage(str(number), str(number)), follow_up=number > 1)
     assert texts(queues.take(stopping=True)) == ["0"]
     queues.modes("all", "one-at-a-time")
     assert texts(queues.take(stopping=True)) == ["1"]
     assert texts(queues.take(stopping=True)) == ["2"]
     queues.modes("all")
-    queues.add(Interjection("4", "4"), follow_up=True)
+    queues.add(SteeringMessage("4", "4"), follow_up=True)
     assert texts(queues.take(stopping=True)) == ["3", "4"]
 
 
 def test_what_is_taken_back_is_not_heard() -> None:
     """Of what is named, what waited is told; what was heard is not, nor what was never said."""
     queues = said("a", "b", "c")
-    queues.add(Interjection("f", "later"), follow_up=True)
+    queues.add(SteeringMessage("f", "later"), follow_up=True)
     assert texts(queues.take(stopping=False)) == ["a"]
     assert queues.drop(["0", "2", "f", "x"]) == ["2", "f"]
     assert texts(queues.take(stopping=True)) == ["b"]
@@ -71,7 +71,7 @@ def test_what_is_taken_back_is_not_heard() -> None:
 def test_the_same_thing_is_not_queued_twice() -> None:
     """A root that says it again, to a process it thinks new, is harmless."""
     queues = said("a")
-    queues.add(Interjection("0", "a"), follow_up=False)
+    queues.add(SteeringMessage("0", "a"), follow_up=False)
     assert len(queues.take(stopping=False)) == 1
     assert queues.take(stopping=False) == []
 
@@ -81,7 +81,7 @@ class Conversation(Talk):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.queues = Interjections()
+        self.queues = SteeringQueues()
         self.events: list[tuple[str, str, str, int, bool]] = []
         self.heard: list[tuple[str, int]] = []
 
@@ -113,8 +113,8 @@ def steered() -> Conversation:
 
     @tool
     def look() -> str:
-        talk.queues.add(Interjection("1", "be brief"), follow_up=False)
-        talk.queues.add(Interjection("2", "then sum up"), follow_up=True)
+        talk.queues.add(SteeringMessage("1", "be brief"), follow_up=False)
+        talk.queues.add(SteeringMessage("2", "then sum up"), follow_up=True)
         return "seen"
 
     script = ScriptedBackend([{"tool": "look"}, "brief", "summary"])
@@ -139,7 +139,7 @@ async def test_steering_comes_after_the_batch_and_follow_ups_when_the_agent_woul
 async def test_what_waits_from_before_is_heard_with_the_prompt() -> None:
     """Something said to an idle agent is part of its next turn."""
     talk = Conversation(ScriptedBackend(["fine"]))
-    talk.queues.add(Interjection("1", "short answers"), follow_up=False)
+    talk.queues.add(SteeringMessage("1", "short answers"), follow_up=False)
     await talk.turn()
     assert talk.users() == ["go", "[Steering]\nshort answers"]
 
@@ -148,7 +148,7 @@ async def test_steering_without_end_is_bounded_by_the_steps_of_a_turn() -> None:
     """A follow-up for every answer does not make a turn endless."""
     talk = Conversation(ScriptedBackend([{"loop": ["again"]}]))
     for number in range(10):
-        talk.queues.add(Interjection(str(number), "more"), follow_up=True)
+        talk.queues.add(SteeringMessage(str(number), "more"), follow_up=True)
     reply = await talk.turn(max_turns=4)
     assert (reply.stop_reason, reply.steps) == ("max_turns", 4)  # type: ignore[attr-defined]
 

@@ -13,7 +13,7 @@ from agent_doubles import Talk, assert_valid
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.errors import BackendError, ConfigError, RateLimitError
 from orch_protocol.core.messages import Message, Reply, ToolUse, Usage, assistant, text_of, user
-from orch_worker.agent.turn import Brake
+from orch_worker.agent.turn import CancelToken
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText, Retry
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.session.interruption_notes import interrupted
@@ -331,7 +331,7 @@ class TestLimits:
         talk = Talk(script("first", "second"))
         talk.brake.pull()
         assert (await talk.ask()).stop_reason == "cancelled"
-        talk.brake = Brake()
+        talk.brake = CancelToken()
         assert (await talk.ask()).text == "first"
         assert_valid(talk.recorded)
 
@@ -452,7 +452,7 @@ class Telling(Conversation):
 class Pulling(list[tuple[str, str, int]]):
     """A list of reports that pulls a brake when a phase is reported."""
 
-    def __init__(self, brake: Brake, phase: str, step: int = 1) -> None:
+    def __init__(self, brake: CancelToken, phase: str, step: int = 1) -> None:
         super().__init__()
         self._brake = brake
         self._when = (phase, step)

@@ -16,8 +16,8 @@ from orch_protocol.agent.spec import AgentSpec, BackendSpec, HooksSpec
 from orch_protocol.core.messages import Reply, ToolUse, assistant, user
 from orch_protocol.hooks.events import Event
 from orch_protocol.hooks.patches import Abort
-from orch_protocol.hooks.stages import HookRow, HookSaid, HooksRan, HooksSaid, RunHooks
-from orch_worker.backends.base import Instead
+from orch_protocol.hooks.stages import HookReplies, HookReply, HookRow, ReportHooks, RunHooks
+from orch_worker.backends.base import RequestOverride
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.hooks.hook import make_hook
 from orch_worker.hooks.runner import HookContext
@@ -192,7 +192,7 @@ class TestInTheRoot:
 
     async def run(self, *answers: Any) -> tuple[Reply, Hooked]:
         """Run a turn with a hook in the root that answers so."""
-        talk = Hooked(Watched("hello"), root=Root(*(HooksSaid((answer,)) for answer in answers), None))
+        talk = Hooked(Watched("hello"), root=Root(*(HookReplies((answer,)) for answer in answers), None))
         talk.calls.turn_began("q1", (self.ROW,), None)
         text, stop = await talk.hooks.output("hello", "end_turn")
         await talk.calls.report()
@@ -202,19 +202,21 @@ class TestInTheRoot:
         """The root is asked for just that event, and what it says counts like a hook's of this process."""
         from msgspec import Raw, msgpack
 
-        reply, talk = await self.run(HookSaid(Raw(msgpack.encode({"text": "HELLO"}))))
+        reply, talk = await self.run(HookReply(Raw(msgpack.encode({"text": "HELLO"}))))
         assert reply.text == "HELLO"
         service, asked = talk.root.asked[0]
         assert service == "run_hooks"
         assert isinstance(asked, RunHooks)
         assert [(each.names, each.stage) for each in asked.asked] == [(("far",), "before_output")]
-        reply, _ = await self.run(HookSaid(decision=Abort("no")))
+        reply, _ = await self.run(HookReply(decision=Abort("no")))
         assert (reply.text, reply.stop_reason) == ("no", "aborted")
 
     async def test_several_are_asked_for_at_once(self) -> None:
         """Those in the root who observe one event are called by one request, whatever stands between them here."""
         rows = tuple(HookRow(name=name, stages=("turn_end",), kind="observe") for name in "ab")
-        talk = Hooked(Watched("hello"), on("turn_end", None, "here"), root=Root(HooksSaid((HookSaid(), HookSaid()))))
+        talk = Hooked(
+            Watched("hello"), on("turn_end", None, "here"), root=Root(HookReplies((HookReply(), HookReply())))
+        )
         talk.calls.turn_began("q1", rows, None)
         await talk.hooks.turn_end(Reply("a1", "q1", "hello", "end_turn"))
         [(_, asked)] = talk.root.asked
@@ -223,10 +225,10 @@ class TestInTheRoot:
 
     async def test_a_failure_there_is_one_here(self) -> None:
         """What fails in the root, and what cannot be reached, fails as its hook is to."""
-        reply, talk = await self.run(HookSaid(error="failed: ValueError: x"))
+        reply, talk = await self.run(HookReply(error="failed: ValueError: x"))
         assert "failed: ValueError: x" in reply.text
         ran = talk.root.asked[-1][1]
-        assert isinstance(ran, HooksRan)
+        assert isinstance(ran, ReportHooks)
         assert (ran.rows[0].calls, ran.rows[0].errors, ran.rows[0].row.name) == (1, 1, "far")
 
 
@@ -236,9 +238,9 @@ def test_what_is_sent_instead_is_what_is_counted() -> None:
     backend.append_system("system", ())
     backend.append_user(user("a" * 4000).content)
     whole = backend.context_tokens()
-    backend.instead = Instead(messages=(user("short"),))
+    backend.instead = RequestOverride(messages=(user("short"),))
     assert backend.context_tokens() < whole / 10
-    backend.instead = Instead(tail="t" * 4000)
+    backend.instead = RequestOverride(tail="t" * 4000)
     assert backend.context_tokens() > whole
     backend.instead = None
     assert backend.context_tokens() == whole

@@ -18,13 +18,13 @@ from orch_protocol.core.policy import PolicyConfig, PolicySpec
 from orch_protocol.core.prompts import PromptPart
 from orch_protocol.hooks.patches import Abort, Approve, Block
 from orch_protocol.hooks.stages import STAGES
-from orch_protocol.wire.tool_events import Called
+from orch_protocol.wire.tool_events import CallReport
 from orch_worker.backends.base import AssistantTurn
 from orch_worker.hooks.hook import Hook, make_hook
 from orch_worker.hooks.runner import HookContext
 from orch_worker.tools.api.base import ToolContext, tool
 from orch_worker.tools.dispatch.guard import Guard
-from orch_worker.tools.dispatch.local_only import Locality
+from orch_worker.tools.dispatch.local_only import LocalOnlyGuard
 from orch_worker.tools.dispatch.toolbox import Toolbox
 
 
@@ -216,7 +216,7 @@ class TestEveryAction:
             spec = PolicySpec(rules=PolicyConfig(permissions={"shout": mode}))  # type: ignore[dict-item]
             talk = Hooked(Watched(CALL, "done"), on("tool_call", Approve()))
             context = ToolContext(Path("/"))
-            guard = Guard(spec, context, Locality(SPEC, context.call_root, lambda _backend: asyncio.sleep(0)))
+            guard = Guard(spec, context, LocalOnlyGuard(SPEC, context.call_root, lambda _backend: asyncio.sleep(0)))
             talk.box = Toolbox([shout], context, guard)
             await talk.ask()
             assert expected in talk.texts()[0]
@@ -251,7 +251,7 @@ class TestEveryAction:
 
     async def test_observers_are_told_what_hooks_let_be_seen(self) -> None:
         """Who observes calls hears of a result as it goes on record, never of what hooks took out of it."""
-        told: list[Called] = []
+        told: list[CallReport] = []
         for answer in ({"text": "***"}, Block("private")):
             talk = Hooked(Watched(CALL, "done"), on("tool_result", answer))
             talk.box.observe = told.append

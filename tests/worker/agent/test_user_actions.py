@@ -9,8 +9,8 @@ import pytest
 
 from hooked_agent import Hooked, Watched, fails, on
 from orch_protocol.hooks.patches import Abort, Block
-from orch_protocol.resources.slash_commands import UseTool
-from orch_protocol.session.tree import Edit, Edited, Inform
+from orch_protocol.resources.slash_commands import RunUserTool
+from orch_protocol.session.tree import AddMessage, EditResult, SessionEdit
 from orch_protocol.wire.worker_messages import Query
 from orch_worker.agent.hooks import AgentHooks
 from orch_worker.agent.user_actions import MOST_HEARD, done, ran
@@ -53,11 +53,11 @@ class Agent:
         """That turn is over."""
         hooks.turn_ended()
 
-    def edit(self, edit: Edit) -> Edited:
+    def edit(self, edit: SessionEdit) -> EditResult:
         """Let the model be told."""
-        assert isinstance(edit.change, Inform)
+        assert isinstance(edit.change, AddMessage)
         self.told.append(edit.change.text)
-        return Edited()
+        return EditResult()
 
     def say_to_itself(self, text: str, _follow_up: bool) -> None:
         """Let it be told as it works."""
@@ -66,7 +66,7 @@ class Agent:
 
 async def run(agent: Agent, *, heard: bool = True) -> str:
     """Return what a person is shown who runs some Python."""
-    deed = UseTool("run_python", {"code": "'token 12345'"}, "/py token", heard=heard)
+    deed = RunUserTool("run_python", {"code": "'token 12345'"}, "/py token", heard=heard)
     try:
         return (await done(agent, deed)).text  # type: ignore[arg-type]
     finally:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from orch_protocol.agent.models import Price
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.budget import Amounts
+from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Usage
 from orch_worker.backends.base import ENOUGH_ANSWER, LEAST_ANSWER
-from orch_worker.backends.cost_estimate import Fare, check_priced, fare, narrowed
-from orch_worker.backends.models import Flags, Model, cost
+from orch_worker.backends.cost_estimate import RequestCost, check_priced, fare, narrowed
+from orch_worker.backends.models import Model, ModelFlags, cost
 
 
 def model(*prices: Price, **more: Any) -> Model:
@@ -24,14 +24,14 @@ def model(*prices: Price, **more: Any) -> Model:
     return Model("chat", "http://acme", 100_000, prices=prices or (Price(2.0, 10.0),), **more)
 
 
-def priced(model: Model, sent: int = 1_000, most: int = 20_000) -> Fare:
+def priced(model: Model, sent: int = 1_000, most: int = 20_000) -> RequestCost:
     """Return the fare of a request, which has one."""
     return fare(model, sent, most)
 
 
-def buys(fare: Fare, usd: float) -> int:
+def buys(fare: RequestCost, usd: float) -> int:
     """Return how long an answer so much money buys."""
-    return fare.longest(Amounts(usd=usd), frozenset({"usd"}))
+    return fare.longest(BudgetAmounts(usd=usd), frozenset({"usd"}))
 
 
 class TestFare:
@@ -47,8 +47,8 @@ class TestFare:
     def test_what_failed_before_is_paid_too(self) -> None:
         """Money that failed requests took comes on top."""
         fare = priced(model())
-        assert fare.quote(Amounts(usd=0.5, tokens=7)).most.usd == pytest.approx(fare.quote().most.usd + 0.5)
-        assert fare.quote(Amounts(usd=0.5, tokens=7)).most.tokens == 1_000 + 20_000 + 7
+        assert fare.quote(BudgetAmounts(usd=0.5, tokens=7)).most.usd == pytest.approx(fare.quote().most.usd + 0.5)
+        assert fare.quote(BudgetAmounts(usd=0.5, tokens=7)).most.tokens == 1_000 + 20_000 + 7
 
     def test_all_that_is_sent_may_be_written_to_the_cache(self) -> None:
         """Which may cost more than sending it, and is what the first request with it costs."""
@@ -97,11 +97,14 @@ class TestFare:
         """A floor is no price, and neither is half of one."""
         with pytest.raises(ConfigError, match="not known"):
             fare(unknown, 10, 10)
-        assert fare(unknown, 10, 10, priced=False).quote().most == Amounts(tokens=20)
+        assert fare(unknown, 10, 10, priced=False).quote().most == BudgetAmounts(tokens=20)
 
     def test_with_a_ceiling_it_is_no_less_than_what_is_charged(self) -> None:
         """What has no price is put aside at the ceiling, whatever of the request comes from a cache."""
-        for unknown in (model(price_known=False), model(Price(2.0, 1.0, None, 3.0), flags=Flags(cache_markers=True))):
+        for unknown in (
+            model(price_known=False),
+            model(Price(2.0, 1.0, None, 3.0), flags=ModelFlags(cache_markers=True)),
+        ):
             ceiled = msgspec.structs.replace(unknown, ceiling=50.0)
             most = fare(ceiled, 100, 10).quote().most.usd
             for used in (Usage(100, 10), Usage(0, 10, 100), Usage(0, 10, 0, 100)):
@@ -117,7 +120,7 @@ def test_money_buys_no_more_than_it_pays(sent: int, most: int, usd: float, spent
     assert tokens == 0 or fare.least <= tokens <= fare.most
     if tokens:
         assert fare.sent + tokens * fare.token <= usd + 1e-9
-    quote = fare.quote(Amounts(usd=spent))
+    quote = fare.quote(BudgetAmounts(usd=spent))
     assert buys(fare, quote.most.usd - spent) == fare.most
     assert buys(fare, quote.least.usd - spent) >= fare.least
 
@@ -126,9 +129,9 @@ def test_money_buys_no_more_than_it_pays(sent: int, most: int, usd: float, spent
 def test_tokens_buy_no_more_than_there_are(sent: int, most: int, tokens: int) -> None:
     """What is sent and the answer together are no more than was put aside, whatever that costs."""
     fare = priced(model(), sent, most)
-    answer = fare.longest(Amounts(tokens=tokens), frozenset({"tokens"}))
+    answer = fare.longest(BudgetAmounts(tokens=tokens), frozenset({"tokens"}))
     assert answer == 0 or (fare.least <= answer <= fare.most and sent + answer <= tokens)
-    both = fare.longest(Amounts(usd=fare.sent, tokens=tokens), frozenset({"usd", "tokens"}))
+    both = fare.longest(BudgetAmounts(usd=fare.sent, tokens=tokens), frozenset({"usd", "tokens"}))
     assert both == 0
 
 
@@ -153,7 +156,7 @@ class TestCheckPriced:
             {"items": ["hi"]},
             msgspec.to_builtins(Model("chat", "http://here", 1_000)),
             msgspec.to_builtins(model()),
-            msgspec.to_builtins(model(Price(1, 2, 0.1, 1.2), flags=Flags(cache_markers=True))),
+            msgspec.to_builtins(model(Price(1, 2, 0.1, 1.2), flags=ModelFlags(cache_markers=True))),
         ],
     )
     def test_no_model_a_free_one_and_one_with_prices(self, options: dict[str, Any]) -> None:
@@ -161,7 +164,8 @@ class TestCheckPriced:
         check_priced(BackendSpec("acme", "a", options))
 
     @pytest.mark.parametrize(
-        "unknown", [model(price_known=False), model(Price(1.0)), model(Price(1, 2), flags=Flags(cache_markers=True))]
+        "unknown",
+        [model(price_known=False), model(Price(1.0)), model(Price(1, 2), flags=ModelFlags(cache_markers=True))],
     )
     def test_the_error_says_how_to_give_a_price(self, unknown: Model) -> None:
         """What it shows, laid over what is known, does."""

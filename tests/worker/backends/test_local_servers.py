@@ -13,15 +13,15 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
 from orch_worker.backends import models
 from orch_worker.backends.local_servers import locate
-from orch_worker.backends.models import Models, Provider
+from orch_worker.backends.models import ModelCatalog, ProviderConfig
 
 LOCAL = BackendSpec("local")
 
 
-def known(*candidates: str) -> Models:
+def known(*candidates: str) -> ModelCatalog:
     """Return what is known where one provider has these candidates."""
-    here = Provider("chat", "http://localhost:1/v1", "HERE", "/v1", listing="/tags", candidates=candidates)
-    return Models(providers={"far": Provider("chat", "http://far"), "here": here}, models={})
+    here = ProviderConfig("chat", "http://localhost:1/v1", "HERE", "/v1", listing="/tags", candidates=candidates)
+    return ModelCatalog(providers={"far": ProviderConfig("chat", "http://far"), "here": here}, models={})
 
 
 @asynccontextmanager

@@ -16,21 +16,21 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Usage
 from orch_worker.backends import models
-from orch_worker.backends.http.remote import Dialect, Remote
-from orch_worker.backends.models import Entry, Model, Models, Provider
+from orch_worker.backends.http.remote import ProviderApi, RemoteBackend
+from orch_worker.backends.models import Model, ModelCatalog, ModelEntry, ProviderConfig
 from orch_worker.backends.registry import APIS, PROVIDERS, complete, template_for
 from source_tree import ROOT
 
-KNOWN = Models(
+KNOWN = ModelCatalog(
     providers={
-        "acme": Provider("chat", "http://acme", keys=("ACME_API_KEY",), default="a-1", context=1000, output=100),
-        "home": Provider("chat", "http://localhost/v1", "HOME_HOST", "/v1", free=True),
+        "acme": ProviderConfig("chat", "http://acme", keys=("ACME_API_KEY",), default="a-1", context=1000, output=100),
+        "home": ProviderConfig("chat", "http://localhost/v1", "HOME_HOST", "/v1", free=True),
     },
     models={
         "acme": {
-            "a-": Entry(context=2000),
-            "a-1": Entry(context=3000, prices=(Price(2.0, 10.0, 0.2), Price(4.0, 20.0, 0.4, above=1000))),
-            "a-1-mini": Entry(output=50, prices=(Price(1.0, 5.0, 0.1),)),
+            "a-": ModelEntry(context=2000),
+            "a-1": ModelEntry(context=3000, prices=(Price(2.0, 10.0, 0.2), Price(4.0, 20.0, 0.4, above=1000))),
+            "a-1-mini": ModelEntry(output=50, prices=(Price(1.0, 5.0, 0.1),)),
         }
     },
 )
@@ -233,7 +233,7 @@ class TestShipped:
         }
         found = make_models.models(listed, "openai")
         assert set(found) == {"gpt-x", "gpt-x-2025-01-01"}
-        assert msgspec.convert(found["gpt-x"], Entry) == Entry(
+        assert msgspec.convert(found["gpt-x"], ModelEntry) == ModelEntry(
             context=1000,
             output=10,
             api="responses",
@@ -296,7 +296,7 @@ class TestOverrides:
 def test_a_key_may_be_any_word() -> None:
     """One that reads `none` is a key like another; only one that is not there is missing."""
     spec = models.equip(BackendSpec("acme", "a-1"), KNOWN, {}, KEYS)
-    dialect = cast(Dialect, None)  # which nothing is said in
-    assert Remote(spec, {"ACME_API_KEY": "none"}, dialect)._key == "none"
+    dialect = cast(ProviderApi, None)  # which nothing is said in
+    assert RemoteBackend(spec, {"ACME_API_KEY": "none"}, dialect)._key == "none"
     with pytest.raises(ConfigError, match="acme:a-1 needs a key: set ACME_API_KEY"):
-        Remote(spec, {}, dialect)
+        RemoteBackend(spec, {}, dialect)

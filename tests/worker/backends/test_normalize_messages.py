@@ -23,9 +23,9 @@ from orch_protocol.core.messages import (
     tool_uses,
     user,
 )
-from orch_worker.backends.normalize_messages import Wants, arrange, whole
+from orch_worker.backends.normalize_messages import ProviderRequirements, arrange, whole
 
-WANTS = Wants("ours", re.compile(r"[a-zA-Z0-9_-]{1,40}"))
+WANTS = ProviderRequirements("ours", re.compile(r"[a-zA-Z0-9_-]{1,40}"))
 OURS = Thinking("hm", "sig", "ours")
 THEIRS = Thinking("hm", "sig", "theirs")
 
@@ -67,7 +67,7 @@ def test_what_fits_is_kept() -> None:
 @settings(max_examples=300, deadline=None)
 def test_anything_becomes_valid(conversation: list[Message], system: bool) -> None:
     """Whatever was appended: roles alternate, a user begins, calls are answered at once, and nothing is empty."""
-    wants = Wants("ours", WANTS.ids, system=system)
+    wants = ProviderRequirements("ours", WANTS.ids, system=system)
     arranged = arrange(conversation, wants)
     spoken = [message for message in arranged if message.role != "system"]
     assert_valid(spoken)
@@ -161,7 +161,7 @@ def test_a_message_of_nothing_disappears() -> None:
 
 def test_system_messages_where_they_are_not_taken() -> None:
     """A late system message becomes a user's note for a provider that takes none."""
-    wants = Wants("ours", WANTS.ids, system=False)
+    wants = ProviderRequirements("ours", WANTS.ids, system=False)
     arranged = arrange([user("x"), Message("system", (Text("be quick"),))], wants)
     assert [message.role for message in arranged] == ["user"]
     assert "be quick" in text_of(arranged[0])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from orch_protocol.agent.spec import ToolSpec
-from orch_protocol.core.budget import Amounts
+from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.messages import Text, text_of
 from orch_worker.backends.base import check_backend
 from orch_worker.backends.offline.scripted import ScriptedBackend
-from orch_worker.backends.switchable import Movable
+from orch_worker.backends.switchable import SwitchableBackend
 
 TOOL = ToolSpec("look", "Look.", {"type": "object", "properties": {}})
 
@@ -15,7 +15,7 @@ TOOL = ToolSpec("look", "Look.", {"type": "object", "properties": {}})
 async def test_the_conversation_goes_along() -> None:
     """The next model has system, tools, messages, tail and listener of the one before, and answers from now on."""
     first, second = ScriptedBackend(["one", "never"]), ScriptedBackend(["never", "two"])
-    moving = Movable(first)
+    moving = SwitchableBackend(first)
     check_backend(moving)
     moving.append_system("Be brief.", (TOOL,))
     moving.append_user((Text("hi"),))
@@ -23,7 +23,7 @@ async def test_the_conversation_goes_along() -> None:
     moving.append_assistant(turn.message)
     moving.append_user((Text("and?"),))
     heard: list[object] = []
-    moving.tail, moving.on_retry, moving.most = "now", heard.append, Amounts(usd=1.0)
+    moving.tail, moving.on_retry, moving.most = "now", heard.append, BudgetAmounts(usd=1.0)
     await moving.move(second)
     assert [text_of(each) for each in moving.transcript()] == ["hi", "one", "and?"]
     assert (second.system, second.tools, second.tail, second.on_retry) == ("Be brief.", (TOOL,), "now", heard.append)

@@ -9,7 +9,7 @@ import pytest
 from orch_protocol.agent.models import THINKING
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
-from orch_worker.backends.models import Flags, Model, load
+from orch_worker.backends.models import Model, ModelFlags, load
 from orch_worker.backends.thinking import check_level, fitting, level_of, thinking
 
 EFFORTS = ("low", "high", "max")
@@ -19,7 +19,7 @@ def model(
     api: Any, *thinks: str, in_tokens: bool = False, output: int = 64_000, context: int = 200_000, **body: Any
 ) -> Model:
     """Return a model that takes the levels `thinks`."""
-    flags = Flags(thinks=thinks, thinking_in_tokens=in_tokens)
+    flags = ModelFlags(thinks=thinks, thinking_in_tokens=in_tokens)
     return Model(api=api, base_url="", context=context, output=output, flags=flags, body=body)
 
 

@@ -14,7 +14,7 @@ from archiving_agent import CALL, ERA, HOLDERS, RESULT, Agent, answered, settle
 from orch_protocol.agent.spec import ArchivalSpec
 from orch_protocol.core.archives import Collapse
 from orch_protocol.core.messages import assistant, user
-from orch_protocol.services.archiving import Archived, ArchivePlan
+from orch_protocol.services.archiving import ArchivePlan, CommitArchives
 from orch_worker.conversation.stubs import stub_text, stubs_in
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.transcript import read_session
@@ -50,7 +50,7 @@ class TestWhen:
         await settle()
         assert "a receipt" in agent.shown()[1]
         assert list(agent.backend.transcript())[-2:] == [CALL, RESULT]
-        assert agent.told == [Archived((HOLDERS[0],), agent.backend.context_tokens())]
+        assert agent.told == [CommitArchives((HOLDERS[0],), agent.backend.context_tokens())]
 
     async def test_a_turn_that_ends_lets_it_go(self, agent: Agent) -> None:
         """Also one that failed, or was cancelled: no request of it is to come."""

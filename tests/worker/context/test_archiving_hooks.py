@@ -14,7 +14,7 @@ from orch_protocol.core.messages import user
 from orch_protocol.hooks.patches import Block
 from orch_worker.agent.hooks import AgentHooks
 from orch_worker.hooks.hook import Hook
-from orch_worker.hooks.session_events import Compacting
+from orch_worker.hooks.session_events import CompactionDecision
 from worker.agent.test_turn_hooks import Hooked, Watched, fails, on
 
 
@@ -80,16 +80,16 @@ async def test_lines_are_added_to_the_receipt(archives: Callable[..., Any]) -> N
 async def test_a_compaction_can_be_cancelled_supplied_and_added_to() -> None:
     """What hooks say of a compaction is what it is made of; without any it is made as it would be."""
 
-    async def said(*hooks: Hook) -> Compacting | None:
+    async def said(*hooks: Hook) -> CompactionDecision | None:
         return await hooks_of(*hooks).past.before_compaction("size", [user("long ago")], 900, "be short")
 
-    assert await said() == Compacting("be short")
+    assert await said() == CompactionDecision("be short")
     assert await said(on("before_compaction", Block("not now"))) is None
     assert await said(fails("before_compaction")) is None
     told = on("before_compaction", lambda event: event.patch(instructions=f"{event.instructions}, name files"), "a")
-    assert await said(told) == Compacting("be short, name files")
+    assert await said(told) == CompactionDecision("be short, name files")
     summary = on("before_compaction", lambda event: {"summary": f"{len(event.messages)} said", "inject": ["x"]}, "b")
-    assert await said(told, summary) == Compacting("be short, name files", "1 said", ("x",))
+    assert await said(told, summary) == CompactionDecision("be short, name files", "1 said", ("x",))
 
 
 async def test_a_compaction_is_heard_of() -> None:

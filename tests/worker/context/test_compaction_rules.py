@@ -14,7 +14,7 @@ from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assi
 from orch_worker.context.compaction_rules import planned, safe_cuts, summary_tokens, turn_cut
 from orch_worker.conversation.framing import CLOSING, OPENING
 from orch_worker.conversation.stubs import stub_text
-from orch_worker.session.visible_messages import View
+from orch_worker.session.visible_messages import VisibleMessages
 
 ANSWERED = [user("q"), assistant("a")]
 PROJECT = user(f"{OPENING}\n\nIt is made of tin.\n\n{CLOSING}")
@@ -30,9 +30,9 @@ def result(*ids: str) -> Message:
     return Message("user", tuple(ToolResult(id, (Text("seen"),)) for id in ids))
 
 
-def view(*messages: Message) -> View[int]:
+def view(*messages: Message) -> VisibleMessages[int]:
     """Return a view of `messages`, the entries e0, e1 and so on."""
-    made: View[int] = View()
+    made: VisibleMessages[int] = VisibleMessages()
     for number, message in enumerate(messages):
         made.add(f"e{number}", message, number)
     return made

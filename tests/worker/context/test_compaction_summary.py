@@ -7,7 +7,7 @@ import msgspec
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
 from orch_protocol.session.entries import CompactionEntry, CompactionWriter
 from orch_worker.context.compaction_summary import (
-    Digest,
+    CompactionDigest,
     details_of,
     digest_of,
     extract,
@@ -42,7 +42,7 @@ def entry(details: object, writer: CompactionWriter | None = "model") -> Compact
 
 def test_the_task_and_the_question_that_is_open_are_kept_word_for_word() -> None:
     """Where the middle of a turn is cut, and in every summary after that until it is answered."""
-    known = digest_of([FIRST, READ, SHOWN], Digest(), within=True)
+    known = digest_of([FIRST, READ, SHOWN], CompactionDigest(), within=True)
     assert (known.task, known.question) == ("Mend the pump", "Why is it slow?")
     again = digest_of([summary_message("so far"), EDIT, DONE], known, within=True)
     assert (again.task, again.question) == ("Mend the pump", "Why is it slow?")
@@ -54,20 +54,20 @@ def test_the_task_and_the_question_that_is_open_are_kept_word_for_word() -> None
 
 def test_what_was_said_meanwhile_belongs_to_the_question() -> None:
     """Steering changes what is asked, and does not replace it."""
-    known = digest_of([FIRST, READ, SHOWN, user("[Steering]\nIn German."), EDIT, DONE], Digest(), within=True)
+    known = digest_of([FIRST, READ, SHOWN, user("[Steering]\nIn German."), EDIT, DONE], CompactionDigest(), within=True)
     assert known.question == "Why is it slow?\n\n[Steering]\nIn German."
 
 
 def test_stubs_in_a_prompt_are_no_part_of_the_question() -> None:
     """A phase that was archived stands in the prompt of its turn."""
     prompt = Message("user", (*FIRST.content, STUB))
-    known = digest_of([prompt, EDIT, DONE], Digest(), within=True)
+    known = digest_of([prompt, EDIT, DONE], CompactionDigest(), within=True)
     assert (known.question, known.archives) == ("Why is it slow?", True)
 
 
 def test_what_calls_left_behind_is_carried_from_summary_to_summary() -> None:
     """Nobody has to remember it: it is on record with each compaction."""
-    first = digest_of([FIRST, EDIT, DONE], Digest(), within=False)
+    first = digest_of([FIRST, EDIT, DONE], CompactionDigest(), within=False)
     second = digest_of([user("q"), READ, SHOWN], on_record(entry(details_of(first, "one"))), within=False)
     third = said(on_record(entry(details_of(second, "two"))), "three", 4_000)
     assert "Changed: valve.py" in third
@@ -78,13 +78,15 @@ def test_of_a_summary_by_another_program_its_text_goes_on() -> None:
     """Its details are its own."""
     assert on_record(entry({"readFiles": 3}, None)).body == "They read two files."
     assert on_record(entry(None, None)).body == "They read two files."
-    assert on_record(None) == Digest()
+    assert on_record(None) == CompactionDigest()
 
 
 def test_of_a_summary_that_was_deleted_the_task_goes_on() -> None:
     """Where that was kept; and what is compacted next is compacted all the same."""
-    assert on_record(msgspec.structs.replace(entry(None), deleted="2026-11-21")) == Digest()
-    assert on_record(msgspec.structs.replace(entry({"task": "Mend"}), deleted="2026-11-21")) == Digest(task="Mend")
+    assert on_record(msgspec.structs.replace(entry(None), deleted="2026-11-21")) == CompactionDigest()
+    assert on_record(msgspec.structs.replace(entry({"task": "Mend"}), deleted="2026-11-21")) == CompactionDigest(
+        task="Mend"
+    )
 
 
 def test_without_a_model_it_is_told_what_was_asked_and_answered() -> None:
@@ -104,7 +106,7 @@ def test_without_a_model_it_is_told_what_was_asked_and_answered() -> None:
 
 def test_ten_summaries_do_not_grow() -> None:
     """Of the one before each tells a part: they do not nest."""
-    body, known = "", Digest()
+    body, known = "", CompactionDigest()
     for n in range(10):
         gone = [summary_message(said(known, body, 2_000)), user(f"question {n}"), assistant(f"answer {n} " * 100)]
         known = digest_of(gone, on_record(entry(details_of(known, body))), within=False)

@@ -12,18 +12,18 @@ import pytest
 from agent_doubles import assert_valid
 from orch_protocol.agent.spec import BackendSpec, CompactionSpec
 from orch_protocol.core.archives import Collapse
-from orch_protocol.core.budget import Reserve, Reserved, Settled
+from orch_protocol.core.budget import BudgetReservationResult, BudgetSettled, ReserveBudget
 from orch_protocol.core.errors import BackendError, BudgetExceededError, ConfigError, ContextOverflowError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
 from orch_protocol.session.entries import CompactionEntry
-from orch_protocol.session.tree import Compacted
+from orch_protocol.session.tree import CompactionDone
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText
 from orch_worker.context.compactor import Compactor
 from orch_worker.conversation.stubs import stub_text
-from orch_worker.hooks.session_events import Compacting
+from orch_worker.hooks.session_events import CompactionDecision
 from orch_worker.session.transcript import Transcript, read_session
 from orch_worker.tools.api.base import ToolContext
-from orch_worker.tools.dispatch.budget_client import Purse
+from orch_worker.tools.dispatch.budget_client import BudgetClient
 from virtual_clock import virtual
 
 HOLDER = "abcdef012345"
@@ -65,7 +65,7 @@ class Agent:
         self.transcript = Transcript.open(folder, agent="a", cwd="/")
         self.backend = Model()
         self.writer = Model()
-        self.purse = Purse(ToolContext(folder))
+        self.purse = BudgetClient(ToolContext(folder))
         self.compactor = Compactor(
             rules or CompactionSpec(),
             self.transcript,
@@ -87,7 +87,7 @@ class Agent:
         for number in range(count):
             self.say(user(f"ask {name}{number}"), assistant(f"said {name}{number} " + "x" * size))
 
-    async def compact(self, reason: Any = "size", hooks: Any = None, instructions: str = "") -> Compacted | None:
+    async def compact(self, reason: Any = "size", hooks: Any = None, instructions: str = "") -> CompactionDone | None:
         """Compact, and check what must hold ever after."""
         done = await self.compactor.compact("q", reason, hooks, instructions)
         self.check()
@@ -295,11 +295,11 @@ async def test_a_summary_is_paid_like_any_response(agent: Agent) -> None:
 
     async def root(_service: str, params: Any, _seconds: float | None = None) -> Any:
         asked.append(params)
-        if isinstance(params, Reserve) and len(asked) > 2:
+        if isinstance(params, ReserveBudget) and len(asked) > 2:
             raise BudgetExceededError("it is used up")
-        return Reserved("r1", params.most) if isinstance(params, Reserve) else Settled()
+        return BudgetReservationResult("r1", params.most) if isinstance(params, ReserveBudget) else BudgetSettled()
 
-    agent.purse = Purse(ToolContext(agent.folder, call_root=root))
+    agent.purse = BudgetClient(ToolContext(agent.folder, call_root=root))
     agent.purse.budgeted = frozenset({"model_calls"})
     agent.compactor._purse = agent.purse
     agent.turns(9)
@@ -373,7 +373,7 @@ async def test_somebody_else_may_write_it_or_forbid_it(agent: Agent) -> None:
     forbids = Hooks(None)
     assert await agent.compact(hooks=forbids) is None
     assert forbids.heard == [("size", 16, True)]
-    hooks = Hooks(Compacting(summary="My own.", added=("And this.",)))
+    hooks = Hooks(CompactionDecision(summary="My own.", added=("And this.",)))
     assert await agent.compact(hooks=hooks) is not None
     assert agent.writer.asked == []
     assert "My own.\nAnd this." in agent.shown()
@@ -385,7 +385,7 @@ async def test_whoever_writes_is_told_instructions(early: Agent) -> None:
     agent = early
     agent.turns(6)
     agent.writer.answers += ["", "notes"]
-    await agent.compact(hooks=Hooks(Compacting("Name every valve.")))
+    await agent.compact(hooks=Hooks(CompactionDecision("Name every valve.")))
     (_, beside), (system, _) = agent.writer.asked
     assert "Name every valve." in text_of(beside[-1])
     assert "Name every valve." in system
@@ -395,7 +395,7 @@ async def test_somebody_may_ask_for_it_long_before_it_is_due(agent: Agent) -> No
     """All turns but the last go; whoever writes is told what to look to, hooks first."""
     agent.turns(3)
     agent.writer.answers += ["notes", "notes"]
-    hooks = Hooks(Compacting("Name every valve, and every pump."))
+    hooks = Hooks(CompactionDecision("Name every valve, and every pump."))
     done = await agent.compact("asked", hooks, "Name every valve.")
     assert done is not None
     assert (done.messages, done.reason, done.entry) == (4, "asked", agent.entry.id)

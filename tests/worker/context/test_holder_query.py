@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.core.archives import Source
+from orch_protocol.core.archives import ArchiveSource
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Image, Message, Text, ToolResult, ToolUse, assistant, text_of, user
 from orch_worker.context.holder_query import SHARE, rendered
@@ -22,14 +22,14 @@ MESSAGES = (
 )
 
 
-def source(folder: Path, *messages: Message) -> Source:
+def source(folder: Path, *messages: Message) -> ArchiveSource:
     """Return the source of a holder of `messages`."""
     transcript = Transcript.open(folder, agent="a", cwd="/")
     start = transcript.log.end
     for message in messages:
         transcript.message(message, "q")
     transcript.close()
-    return Source(str(folder), "a", "turn", "t", ((start, transcript.log.end - start),))
+    return ArchiveSource(str(folder), "a", "turn", "t", ((start, transcript.log.end - start),))
 
 
 def test_every_message_is_text_under_its_number(tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ def test_what_does_not_fit_is_cut_the_longest_first(limit: int) -> None:
 
 def test_what_an_era_is_shown_needs_no_file() -> None:
     """Its records were worked out for it."""
-    shown = shown_of(Source("/nowhere", "a", "era", "t", shown=(user("one"), assistant("two"))), 0)
+    shown = shown_of(ArchiveSource("/nowhere", "a", "era", "t", shown=(user("one"), assistant("two"))), 0)
     assert [text_of(message) for message in shown] == ["[entry 1]\none", "[entry 2]\ntwo"]
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     """With its path."""
     with pytest.raises(StoreError, match=r"session\.jsonl"):
-        shown_of(Source(str(tmp_path), "a", "turn", "t", ((0, 10),)), 0)
+        shown_of(ArchiveSource(str(tmp_path), "a", "turn", "t", ((0, 10),)), 0)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.budget import Reserve, Reserved, Settle, Settled, Spent
+from orch_protocol.core.budget import BudgetReservationResult, BudgetSettled, ReserveBudget, SettleBudget, SideSpending
 from orch_protocol.core.errors import QueryTimeoutError, StoreError
 from orch_protocol.core.messages import Usage
-from orch_protocol.services.archiving import Summarise, SummaryOrder, SummaryRequest, SummaryStep
+from orch_protocol.services.archiving import SummarizeArchive, SummaryOrder, SummaryRequest, SummaryStep
 from orch_protocol.services.service import AnyService, Empty
-from orch_worker.context.summarizer import Summariser
+from orch_worker.context.summarizer import Summarizer
 from orch_worker.tools.api.base import ToolContext
-from orch_worker.tools.dispatch.budget_client import Purse
+from orch_worker.tools.dispatch.budget_client import BudgetClient
 from paid_backend import Paid, price
 
 
@@ -29,14 +29,14 @@ class Root:
     async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:
         service = called.name
         self.asked.append(params)
-        if isinstance(params, Summarise):
+        if isinstance(params, SummarizeArchive):
             if params.answer is not None:
                 raise QueryTimeoutError(f"the root did not answer {service!r} within {seconds:g} s")
             return SummaryStep(SummaryRequest("Be brief.", "What was it?"))
-        if isinstance(params, Reserve):
-            return Reserved("1", params.most)
-        if isinstance(params, Settle):
-            return Settled()
+        if isinstance(params, ReserveBudget):
+            return BudgetReservationResult("1", params.most)
+        if isinstance(params, SettleBudget):
+            return BudgetSettled()
         if self.full:
             raise StoreError("cannot write: disk full")
         return Empty()
@@ -46,13 +46,13 @@ class Root:
 async def test_an_answer_that_is_paid_counts_though_the_root_does_not_say_what_came_of_it(full: bool) -> None:
     """It is on record by itself; where it cannot be, the next turn takes it over. What was put aside is free again."""
     root = Root(full=full)
-    purse = Purse(ToolContext(Path("/"), call_root=root))
+    purse = BudgetClient(ToolContext(Path("/"), call_root=root))
     purse.budgeted = frozenset({"usd"})
-    made = Summariser(BackendSpec("anthropic", "m"), lambda _: Paid([price(0.5)]), root, purse, tools=(), seconds=60.0)
+    made = Summarizer(BackendSpec("anthropic", "m"), lambda _: Paid([price(0.5)]), root, purse, tools=(), seconds=60.0)
     with pytest.raises(QueryTimeoutError):
         await made.stub(SummaryOrder("h", beside=False), ())
     await purse.settled()
-    [spent] = [each.usage for each in root.asked if isinstance(each, Spent)]
-    [settled] = [each.amounts for each in root.asked if isinstance(each, Settle)]
+    [spent] = [each.usage for each in root.asked if isinstance(each, SideSpending)]
+    [settled] = [each.amounts for each in root.asked if isinstance(each, SettleBudget)]
     assert spent.cost_usd == settled.usd == 0.5
     assert purse.lost() == (spent if full else Usage())

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.agent.project import ContextConfig, Folder, Page
+from orch_protocol.agent.project import ContextConfig, ContextFile, ProjectFolder
 from orch_protocol.core.prompts import PromptPart, PromptRules, Tier
 from orch_protocol.hooks.patches import PromptPatch
-from orch_worker.conversation.prompt_parts import LIVE, PartError, fitted, of_tier, patched, put, rendered
-from orch_worker.conversation.tokens import Estimator
-from orch_worker.prompt.project import Project, context_parts, context_text, project_parts
+from orch_worker.conversation.prompt_parts import LIVE, PromptPartError, fitted, of_tier, patched, put, rendered
+from orch_worker.conversation.tokens import TokenEstimator
+from orch_worker.prompt.project import ProjectDescription, context_parts, context_text, project_parts
 
 LINE = "a line of sixteen\n"
 
@@ -67,7 +67,7 @@ class TestPatches:
     )
     def test_what_cannot_be_had_says_why(self, patch: PromptPatch, recorded: bool, why: str) -> None:
         """A part that is there, one that is not, a name that is none, and what is on record."""
-        with pytest.raises(PartError, match=why):
+        with pytest.raises(PromptPartError, match=why):
             patched(PARTS, patch, "h", recorded=recorded)
 
     def test_what_is_there_as_it_is_wanted_is_no_change(self) -> None:
@@ -93,12 +93,12 @@ class TestBudget:
 
     def fit(self, *parts: PromptPart, most: int = 100) -> tuple[tuple[PromptPart, ...], tuple[str, ...]]:
         """Return what of the volatile `parts` fits into `most` tokens."""
-        return fitted(parts, "volatile", PromptRules(volatile_tokens=most), Estimator())
+        return fitted(parts, "volatile", PromptRules(volatile_tokens=most), TokenEstimator())
 
     def test_without_a_bound_all_of_it_stays(self) -> None:
         """No bound is none, whatever the size."""
         parts = (part("a", LINE * 1000, "volatile"),)
-        assert fitted(parts, "volatile", PromptRules(), Estimator()) == (parts, ())
+        assert fitted(parts, "volatile", PromptRules(), TokenEstimator()) == (parts, ())
 
     def test_what_fits_is_not_touched(self) -> None:
         """Up to the last token."""
@@ -125,7 +125,7 @@ class TestBudget:
         lines = kept[0].text.split("\n")
         assert set(lines[:-1]) == {LINE.strip()}
         assert lines[-1].startswith("[a is cut: ")
-        assert Estimator().text(rendered(kept)) <= 100
+        assert TokenEstimator().text(rendered(kept)) <= 100
         assert notes[0].startswith("a is cut")
 
     def test_what_is_needed_is_never_left_out(self) -> None:
@@ -137,7 +137,7 @@ class TestBudget:
     def test_each_tier_has_its_own(self) -> None:
         """A bound of one tier says nothing of the others."""
         parts = (part("a", LINE * 100), part("b", LINE * 100, "volatile"))
-        kept, notes = fitted(parts, "stable", PromptRules(volatile_tokens=50), Estimator())
+        kept, notes = fitted(parts, "stable", PromptRules(volatile_tokens=50), TokenEstimator())
         assert (kept, notes) == (of_tier(parts, "stable"), ())
 
 
@@ -146,12 +146,12 @@ class TestContextAsText:
 
     def parts(self, *more: PromptPart, **pages: str) -> tuple[PromptPart, ...]:
         """Return the parts of a project with these context files, and `more`."""
-        found = Project(
+        found = ProjectDescription(
             about=("a: b",),
-            folders=(Folder("src", 3),),
-            pages=tuple(Page(f"{name}.md", text) for name, text in pages.items()),
+            folders=(ProjectFolder("src", 3),),
+            pages=tuple(ContextFile(f"{name}.md", text) for name, text in pages.items()),
         )
-        return (*project_parts(found, "full", ContextConfig(), Estimator()), *more)
+        return (*project_parts(found, "full", ContextConfig(), TokenEstimator()), *more)
 
     @pytest.mark.parametrize(
         "more", [(), (part("h", "of a hook", "context", "hook h"), part("i", "a\n\nb", "context", "hook i"))]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_worker.conversation.receipt import Command, Receipt, merge, receipt_of, render, with_summary
+from orch_worker.conversation.receipt import CommandOutcome, Receipt, merge, receipt_of, render, with_summary
 
 
 def turn(*calls: tuple[str, dict[str, Any], str], error: bool = False, answer: str = "done") -> list[Message]:
@@ -37,7 +37,7 @@ def turn(*calls: tuple[str, dict[str, Any], str], error: bool = False, answer: s
 def test_commands_have_their_exit_codes(result: str, code: int | None) -> None:
     """A command is told with the code that its result tells, at its edge; without one, without."""
     receipt = receipt_of(turn(("bash", {"command": "make  test"}, result)))
-    assert receipt.commands == (Command("make test", code),)
+    assert receipt.commands == (CommandOutcome("make test", code),)
 
 
 def test_failed_commands_say_so() -> None:
@@ -134,7 +134,7 @@ def test_summary_keeps_changes_failures_errors_and_effects() -> None:
     receipt = Receipt(
         read=("looked.py",),
         changed=("a.py", "b.py"),
-        commands=(Command("pytest", 1), Command("ls", 0)),
+        commands=(CommandOutcome("pytest", 1), CommandOutcome("ls", 0)),
         errors=("ValueError: no port",),
         effects=("job left running: serve &",),
     )
@@ -151,7 +151,7 @@ def test_too_many_changes_keep_the_latest_beside_failures_and_effects() -> None:
     receipt = Receipt(
         read=tuple(f"read{number}.py" for number in range(40)),
         changed=tuple(f"changed{number}.py" for number in range(40)),
-        commands=(Command("make test", 2), *(Command(f"run {number}", 0) for number in range(39))),
+        commands=(CommandOutcome("make test", 2), *(CommandOutcome(f"run {number}", 0) for number in range(39))),
         effects=("set OLD", "job left running: serve &"),
     )
     for text in (render(receipt, 300), with_summary(receipt, "Done.", 300)):
@@ -163,8 +163,17 @@ def test_too_many_changes_keep_the_latest_beside_failures_and_effects() -> None:
 
 def test_failed_commands_outlast_later_ones_in_a_merge() -> None:
     """Where there are too many commands, those that succeeded go first."""
-    many = merge([Receipt(commands=(Command("make", 2),)), *(Receipt(commands=(Command(f"c{n}"),)) for n in range(90))])
-    assert (many.commands[0], many.commands[-1], len(many.commands)) == (Command("make", 2), Command("c89"), 40)
+    many = merge(
+        [
+            Receipt(commands=(CommandOutcome("make", 2),)),
+            *(Receipt(commands=(CommandOutcome(f"c{n}"),)) for n in range(90)),
+        ]
+    )
+    assert (many.commands[0], many.commands[-1], len(many.commands)) == (
+        CommandOutcome("make", 2),
+        CommandOutcome("c89"),
+        40,
+    )
 
 
 @given(

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.core.archives import ArchiveKind, Collapse, Upgrade
+from orch_protocol.core.archives import ArchiveKind, Collapse, RecordUpgrade
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Message, Text, assistant, text_of, user
 from orch_worker.conversation.stubs import stub_text, stubs_in
-from orch_worker.session.visible_messages import NOTHING, Item, View
+from orch_worker.session.visible_messages import NOTHING, VisibleMessage, VisibleMessages
 
 A, B, C = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
 
 
-def view(*texts: str) -> View[int]:
+def view(*texts: str) -> VisibleMessages[int]:
     """Return a view of messages that say `texts`, the entries e0, e1 and so on."""
-    made: View[int] = View()
+    made: VisibleMessages[int] = VisibleMessages()
     for number, text in enumerate(texts):
         made.add(f"e{number}", user(text), number)
     return made
@@ -33,7 +33,7 @@ def stub(holder: str, text: str = "a receipt", kind: ArchiveKind = "turn") -> Me
     return assistant(stub_text(kind, holder, text))
 
 
-def shown(view: View[int]) -> list[str]:
+def shown(view: VisibleMessages[int]) -> list[str]:
     """Return the last line of each message."""
     return [text_of(message).rpartition("\n")[2] for message in view]
 
@@ -57,7 +57,7 @@ class TestCompact:
 
     def test_of_an_empty_conversation(self) -> None:
         """A summary of nothing stands for itself."""
-        seen: View[int] = View()
+        seen: VisibleMessages[int] = VisibleMessages()
         seen.compact("so far", seen.kept("k"), "k", lambda _: 0)
         assert (shown(seen), seen.items[0].first) == (["so far"], "k")
 
@@ -101,7 +101,7 @@ class TestCollapse:
         """In everything."""
         it = view("a", "b")
         it.collapse(collapse(A, 0, 0), 9)
-        it.upgrade(Upgrade(A, stub_text("turn", A, "late"), at_once=False))
+        it.upgrade(RecordUpgrade(A, stub_text("turn", A, "late"), at_once=False))
         copy = it.copy()
         copy.collapse(collapse(B, 0, 1), 9)
         assert shown(it) == ["a receipt", "b"]
@@ -115,7 +115,7 @@ class TestUpgrade:
         """It stands there from now on."""
         it = view("a", "b")
         it.collapse(collapse(A, 0, 0), 9)
-        it.upgrade(Upgrade(A, stub_text("turn", A, "a summary")))
+        it.upgrade(RecordUpgrade(A, stub_text("turn", A, "a summary")))
         assert shown(it) == ["a summary", "b"]
 
     def test_late_it_waits_for_a_collapse_at_or_before_it(self) -> None:
@@ -123,7 +123,7 @@ class TestUpgrade:
         it = view("a", "b", "c")
         it.collapse(collapse(A, 0, 0), 9)
         it.collapse(collapse(B, 1, 1), 9)
-        it.upgrade(Upgrade(B, stub_text("turn", B, "a summary"), at_once=False))
+        it.upgrade(RecordUpgrade(B, stub_text("turn", B, "a summary"), at_once=False))
         assert shown(it) == ["a receipt", "a receipt", "c"]
         it.collapse(collapse(C, 2, 2), 9)
         assert shown(it) == ["a receipt", "a receipt", "a receipt"]
@@ -135,17 +135,17 @@ class TestUpgrade:
         """Nor does the one before it come back."""
         it = view("a")
         it.collapse(collapse(A, 0, 0), 9)
-        it.upgrade(Upgrade(A, stub_text("turn", A, "late"), at_once=False))
-        it.upgrade(Upgrade(A, stub_text("turn", A, "at once")))
+        it.upgrade(RecordUpgrade(A, stub_text("turn", A, "late"), at_once=False))
+        it.upgrade(RecordUpgrade(A, stub_text("turn", A, "at once")))
         assert (shown(it), it.late) == (["at once"], {})
 
     def test_a_stub_that_is_gone_needs_none(self) -> None:
         """Nor one that names another archive."""
         it = view("a", "b")
         it.collapse(collapse(A, 0, 0), 9)
-        it.upgrade(Upgrade(A, stub_text("turn", B, "wrong")))
+        it.upgrade(RecordUpgrade(A, stub_text("turn", B, "wrong")))
         it.collapse(collapse(B, 0, 1), 9)
-        it.upgrade(Upgrade(A, stub_text("turn", A, "a summary")))
+        it.upgrade(RecordUpgrade(A, stub_text("turn", A, "a summary")))
         assert shown(it) == ["a receipt"]
 
     def test_what_came_while_a_collapse_was_worked_out_is_kept(self) -> None:
@@ -153,7 +153,7 @@ class TestUpgrade:
         it = view("a", "b", "c")
         first = Message("user", (Text("a"), Text(stub_text("phase", A, "a receipt"))))
         it.collapse(collapse(A, 0, 1, first, kind="phase"), 9)
-        it.upgrade(Upgrade(A, stub_text("phase", A, "a summary")))
+        it.upgrade(RecordUpgrade(A, stub_text("phase", A, "a summary")))
         both = Message("user", (*first.content, Text(stub_text("phase", B, "a receipt"))))
         it.collapse(Collapse(B, "phase", "t", "e0", "e2", (both,), (), ""), 9)
         assert stubs_in(it.items[0].message) == {
@@ -168,7 +168,7 @@ class TestLost:
 
     def test_it_bounds_a_part_and_says_nothing(self) -> None:
         """So what began or ended with it still left the conversation."""
-        it: View[int] = View()
+        it: VisibleMessages[int] = VisibleMessages()
         it.lose("e0", 0)
         it.add("e1", user("b"), 1)
         assert list(it) == [NOTHING, user("b")]
@@ -176,7 +176,7 @@ class TestLost:
         assert shown(it) == ["a receipt"]
 
 
-class Watched(list[Item[int]]):
+class Watched(list[VisibleMessage[int]]):
     """Items that count how often one of them is looked at."""
 
     looks = 0

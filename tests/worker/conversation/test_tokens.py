@@ -23,10 +23,10 @@ from orch_protocol.core.messages import (
 )
 from orch_protocol.session.entries import Custom, MessageEntry, TurnEnd
 from orch_worker.backends.model_families import CLAUDE, GPT, ratios_named, ratios_of
-from orch_worker.conversation.tokens import MOST_FACTOR, PLAIN, PRIOR, UNSEEN, Estimator, Ratios, strings
+from orch_worker.conversation.tokens import MOST_FACTOR, PLAIN, PRIOR, UNSEEN, CharsPerToken, TokenEstimator, strings
 from orch_worker.session.session import UnknownEntry
 
-CLASSES = Ratios(prose=5.0, code=4.0, data=3.0, figures=2.0, wide=1.0)
+CLASSES = CharsPerToken(prose=5.0, code=4.0, data=3.0, figures=2.0, wide=1.0)
 
 
 class TestText:
@@ -45,17 +45,19 @@ class TestText:
     )
     def test_kinds_of_text_weigh_differently(self, text: str, ratio: float) -> None:
         """Sentences, code, data, figures and scripts without spaces are told apart."""
-        assert Estimator(CLASSES).text(text) == pytest.approx(len(text) / ratio, abs=2)
+        assert TokenEstimator(CLASSES).text(text) == pytest.approx(len(text) / ratio, abs=2)
 
     def test_long_text_is_sized_by_samples(self) -> None:
         """A text's size scales with its length, whatever part is looked at."""
-        one = Estimator(CLASSES).text("plain words all along the way " * 200)
-        assert Estimator(CLASSES).text("plain words all along the way " * 2000) == pytest.approx(10 * one, rel=0.01)
+        one = TokenEstimator(CLASSES).text("plain words all along the way " * 200)
+        assert TokenEstimator(CLASSES).text("plain words all along the way " * 2000) == pytest.approx(
+            10 * one, rel=0.01
+        )
 
     @pytest.mark.parametrize(("length", "tokens"), [(0, 0), (1, 1), (4, 1), (5, 2)])
     def test_plainly_four_characters_are_a_token(self, length: int, tokens: int) -> None:
         """A part of one counts whole."""
-        assert Estimator().text("x" * length) == tokens
+        assert TokenEstimator().text("x" * length) == tokens
 
 
 class TestMessages:
@@ -74,12 +76,12 @@ class TestMessages:
     )
     def test_every_block_counts(self, block: Any, least: int) -> None:
         """Text, thinking, calls, results and blocks of a provider's own; images a fixed number."""
-        assert least <= Estimator(PLAIN).message(Message("user", (block,))) <= least + 10
+        assert least <= TokenEstimator(PLAIN).message(Message("user", (block,))) <= least + 10
 
     def test_what_stands_around_counts(self) -> None:
         """Each message, call and result takes some tokens whatever is in it."""
-        around = Estimator(Ratios(4, 4, 4, 4, 4, message=3, call=20, result=10))
-        plain = Estimator(PLAIN)
+        around = TokenEstimator(CharsPerToken(4, 4, 4, 4, 4, message=3, call=20, result=10))
+        plain = TokenEstimator(PLAIN)
         both = Message("user", (ToolUse("c", "name", {}), ToolResult("c", (Text("x" * 40),))))
         assert around.message(both) == plain.message(both) + 33
 
@@ -105,7 +107,7 @@ class TestReports:
 
     def test_growth_gives_the_factor(self) -> None:
         """What does not change from request to request falls out; odd reports are ignored."""
-        estimator = Estimator(PLAIN)
+        estimator = TokenEstimator(PLAIN)
         told = [(10_000, 52_000), (20_000, 72_000), (20_000, 72_000), (5000, 500), (15_000, 20_500), (30_000, 0)]
         for raw, reported in told:
             estimator.observe(raw, reported)
@@ -114,26 +116,26 @@ class TestReports:
 
     def test_a_few_lines_do_not_overrule_the_ratios(self) -> None:
         """Small growth says little, also when it is far off."""
-        estimator = Estimator(PLAIN)
+        estimator = TokenEstimator(PLAIN)
         estimator.observe(10, 1000)
         estimator.observe(100, 1300)
         assert 1.0 < estimator.factor < 1.15
 
     def test_what_no_ratio_explains_is_not_believed(self) -> None:
         """A request that was made twice is billed twice; that tells nothing of the size of text."""
-        estimator = Estimator(PLAIN)
+        estimator = TokenEstimator(PLAIN)
         for raw, reported in [(10_000, 10_000), (12_000, 24_000), (14_000, 14_000), (24_000, 24_000)]:
             estimator.observe(raw, reported)
         assert estimator.factor == 1.0
 
     def test_the_factor_is_bounded(self) -> None:
         """Whatever is reported for however long."""
-        estimator = Estimator(PLAIN, factor=100.0)
+        estimator = TokenEstimator(PLAIN, factor=100.0)
         assert estimator.factor == MOST_FACTOR
 
     def test_what_another_one_learned_is_where_it_begins(self) -> None:
         """A factor handed on holds until there is more to go by."""
-        estimator = Estimator(PLAIN, factor=2.0)
+        estimator = TokenEstimator(PLAIN, factor=2.0)
         assert estimator.text("x" * 400) == 200
         for raw in range(0, 1_000_000, 10_000):
             estimator.observe(raw, raw)
@@ -141,7 +143,7 @@ class TestReports:
 
     def test_a_request_is_what_the_last_one_was_and_more(self) -> None:
         """What is never seen of a request is in the report; only what came since is estimated."""
-        estimator = Estimator(PLAIN)
+        estimator = TokenEstimator(PLAIN)
         assert estimator.request(1000.0) == 1000
         estimator.observe(1000.0, 9000)
         assert (estimator.request(1000.0), estimator.request(1400.0)) == (9000, 9400)
@@ -149,7 +151,7 @@ class TestReports:
 
     def test_growth_over_a_change_is_not_counted(self) -> None:
         """When a part was taken out, the report is where to begin again."""
-        estimator = Estimator(PLAIN)
+        estimator = TokenEstimator(PLAIN)
         estimator.observe(10_000, 10_000)
         estimator.changed()
         estimator.observe(11_000, 14_000)
@@ -172,7 +174,7 @@ def transcript(*steps: tuple[str, int] | Any) -> list[Any]:
 
 
 def learned(entries: Sequence[object]) -> float:
-    estimator = Estimator(PLAIN)
+    estimator = TokenEstimator(PLAIN)
     estimator.learn(entries)
     return estimator.factor
 
@@ -184,7 +186,7 @@ class TestTranscripts:
         """The same reports, read back, give the same factor."""
         long, answer = "x" * 40_000, "y" * 4000
         entries = transcript((long, 0), (answer, 21_000), (long, 0), (answer, 43_000), (long, 0), ("z", 65_000))
-        live = Estimator(PLAIN)
+        live = TokenEstimator(PLAIN)
         for raw, told in ((10_000, 21_000), (21_000, 43_000), (32_000, 65_000)):
             live.observe(raw, told)
         assert learned(entries) == pytest.approx(live.factor)
@@ -225,11 +227,11 @@ class TestMost:
 
     def test_what_was_never_reported_is_doubted(self) -> None:
         """It may be half as much again, and there is what providers add of their own."""
-        assert Estimator().most_of_request(1_000) == 1_500 + UNSEEN
+        assert TokenEstimator().most_of_request(1_000) == 1_500 + UNSEEN
 
     def test_what_was_reported_is_known(self) -> None:
         """Only what came since is doubted, or what was taken away: that may have been less."""
-        estimator = Estimator()
+        estimator = TokenEstimator()
         estimator.observe(1_000, 1_200)
         assert estimator.most_of_request(1_000) == 1_200
         assert estimator.most_of_request(1_100) == 1_350

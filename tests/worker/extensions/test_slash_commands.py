@@ -13,8 +13,8 @@ import pytest
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import user
-from orch_protocol.resources.slash_commands import Argument, Did, Effect
-from orch_worker.extensions.slash_commands import Commands, SlashCommand, argument_of, make_command
+from orch_protocol.resources.slash_commands import Argument, Effect, UserActionResult
+from orch_worker.extensions.slash_commands import ExtensionCommands, SlashCommand, argument_of, make_command
 from orch_worker.tools.api.base import ToolContext
 
 
@@ -44,9 +44,11 @@ def made(function: Callable[..., Any], name: str = "do", **options: Any) -> Slas
     return make_command(name, function, source="extension pack", **options)
 
 
-async def ran(folder: Path, function: Callable[..., Any], said: dict[str, str] | None = None, **options: Any) -> Did:
+async def ran(
+    folder: Path, function: Callable[..., Any], said: dict[str, str] | None = None, **options: Any
+) -> UserActionResult:
     """Return what comes of a command."""
-    commands = Commands(ToolContext(folder))
+    commands = ExtensionCommands(ToolContext(folder))
     try:
         return await commands.run(made(function, **options), said or {}, Agent(folder))
     finally:
@@ -106,11 +108,13 @@ def test_what_can_be_no_command_says_why(options: dict[str, Any], why: str) -> N
 
 async def test_text_data_and_effects_come_back(tmp_path: Path) -> None:
     """Nothing is nothing; data is JSON for people, too."""
-    assert await ran(tmp_path, lambda args, _: f"to {args['to']}", {"to": "Oslo"}) == Did(
+    assert await ran(tmp_path, lambda args, _: f"to {args['to']}", {"to": "Oslo"}) == UserActionResult(
         "to Oslo", {"text": "to Oslo"}
     )
-    assert await ran(tmp_path, lambda *_: None) == Did()
-    assert await ran(tmp_path, lambda *_: Effect("ask", text="why?")) == Did(effect=Effect("ask", text="why?"))
+    assert await ran(tmp_path, lambda *_: None) == UserActionResult()
+    assert await ran(tmp_path, lambda *_: Effect("ask", text="why?")) == UserActionResult(
+        effect=Effect("ask", text="why?")
+    )
     did = await ran(tmp_path, lambda *_: {"pumps": [1, 2]})
     assert did.data == {"pumps": [1, 2]}
     assert '"pumps"' in did.text
@@ -135,7 +139,7 @@ async def test_what_it_raises_is_told(tmp_path: Path) -> None:
 async def test_one_that_hangs_is_given_up(tmp_path: Path) -> None:
     """Whoever asked is told so at its deadline, and the next one at once; it runs on in its thread."""
     go = threading.Event()
-    commands = Commands(ToolContext(tmp_path))
+    commands = ExtensionCommands(ToolContext(tmp_path))
     slow = made(lambda *_: go.wait(10), timeout=0.01)
     try:
         assert "did not answer within 0.01 s" in (await commands.run(slow, {}, Agent(tmp_path))).text
@@ -152,7 +156,7 @@ async def test_one_that_hangs_is_given_up(tmp_path: Path) -> None:
 
 async def test_it_can_say_something_to_the_agent_and_remember(tmp_path: Path) -> None:
     """Its context is that of hooks: what it keeps in `ctx.state` is there the next time."""
-    agent, commands = Agent(tmp_path), Commands(ToolContext(tmp_path))
+    agent, commands = Agent(tmp_path), ExtensionCommands(ToolContext(tmp_path))
 
     def count(args: dict[str, str], ctx: Any) -> str:  # noqa: ARG001
         ctx.state["n"] = ctx.state.get("n", 0) + 1

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from orch_protocol.hooks.events import Event, SteeringReceived, ToolCall, ToolReturn, TurnEnd
 from orch_protocol.hooks.patches import Abort, Approve, Block, OutputPatch, ResultPatch
 from orch_protocol.hooks.stages import Kind
-from orch_worker.hooks.dispatch import Came, Done, Followed, run_chain, watched
-from orch_worker.hooks.hook import Hook, Registry, make_hook
-from orch_worker.system.threads import Late
+from orch_worker.hooks.dispatch import HookCallResult, HookEffects, StageResult, run_chain, watched
+from orch_worker.hooks.hook import Hook, HookRegistry, make_hook
+from orch_worker.system.threads import DeadlineExceeded
 
 CALL = ToolCall(id="1", name="bash", input={"command": "ls"})
 RESULT = ToolReturn(id="1", name="bash", input={}, text="a secret", is_error=False)
@@ -30,27 +30,27 @@ def says(answer: Any, name: str, stage: str = "tool_call", **options: Any) -> Ho
     return make_hook(handler, stage, name=name, **options)
 
 
-async def run(event: Event, *hooks: Hook) -> Followed:
+async def run(event: Event, *hooks: Hook) -> StageResult:
     """Run a chain without threads; each hook takes a second."""
 
-    noted: list[Done] = []
+    noted: list[HookEffects] = []
 
-    async def call(hook: Hook, event: Event) -> Came:
+    async def call(hook: Hook, event: Event) -> HookCallResult:
         return came(hook, event)
 
     def tell(hooks: Sequence[Hook], event: Event) -> None:
         noted.extend(watched(hook.row.name, event.stage, came(hook, event)) for hook in hooks)
 
-    followed = await run_chain(Registry(hooks).steps(event.stage), event, call, tell)
+    followed = await run_chain(HookRegistry(hooks).steps(event.stage), event, call, tell)
     return replace(followed, done=(*followed.done, *noted))
 
 
-def came(hook: Hook, event: Event) -> Came:
+def came(hook: Hook, event: Event) -> HookCallResult:
     """Return what comes of a hook within a second."""
     try:
-        return Came(hook.handler(event), None, 1.0)
+        return HookCallResult(hook.handler(event), None, 1.0)
     except Exception as error:
-        return Came(None, error, 1.0)
+        return HookCallResult(None, error, 1.0)
 
 
 def upper(event: Any) -> ResultPatch:
@@ -189,7 +189,9 @@ class TestDecisions:
 class TestFailures:
     """What a hook that fails leaves behind."""
 
-    @pytest.mark.parametrize("error", [ValueError("broken"), Late("did not answer within 5 s"), TimeoutError("mine")])
+    @pytest.mark.parametrize(
+        "error", [ValueError("broken"), DeadlineExceeded("did not answer within 5 s"), TimeoutError("mine")]
+    )
     @pytest.mark.parametrize("kind", ["transform", "control"])
     async def test_a_guard_fails_closed_and_a_transform_open(self, kind: Kind, error: Exception) -> None:
         """A guard that fails blocks what it guards; a transform leaves it as it was."""
@@ -201,7 +203,7 @@ class TestFailures:
             assert followed.decision is None
         assert followed.event == CALL
         assert str(error) in followed.done[0].error
-        assert followed.done[0].late == isinstance(error, Late)
+        assert followed.done[0].late == isinstance(error, DeadlineExceeded)
 
     async def test_a_transform_that_must_not_fail_fails_closed(self) -> None:
         """A transform can ask to fail closed: then what it was to change is withheld."""

@@ -10,7 +10,7 @@ import pytest
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.patches import Abort, Block, ResultPatch, ToolCallPatch
 from orch_protocol.hooks.stages import STAGES, Kind
-from orch_worker.hooks.hook import Hook, Registry, hook, make_hook
+from orch_worker.hooks.hook import Hook, HookRegistry, hook, make_hook
 
 ACTIONS = sorted({action for stage in STAGES.values() for action in stage.actions("control")})
 KINDS: tuple[Kind, ...] = ("observe", "transform", "control")
@@ -158,13 +158,13 @@ class TestRegistry:
     def test_lower_priority_first_and_ties_as_registered(self) -> None:
         """Hooks come by priority; equal ones in the order of registration."""
         rows = [("b", 50), ("a", 50), ("late", 99), ("early", -1)]
-        registry = Registry(made("tool_call", name=name, priority=priority) for name, priority in rows)
+        registry = HookRegistry(made("tool_call", name=name, priority=priority) for name, priority in rows)
         assert [each.row.name for each in registry.chain("tool_call")] == ["early", "b", "a", "late"]
         assert registry.chain("turn_end") == ()
 
     def test_the_same_again_takes_its_place(self) -> None:
         """A function that is defined anew replaces the one before, where it stood."""
-        registry = Registry([made("tool_call", name="a"), made("tool_call", name="b")])
+        registry = HookRegistry([made("tool_call", name="a"), made("tool_call", name="b")])
         registry.register(made("turn_end", name="a"))
         assert [each.row.name for each in registry.chain("tool_call")] == ["b"]
         assert [each.row.name for each in registry] == ["a", "b"]
@@ -175,21 +175,21 @@ class TestRegistry:
         def guard(word: str) -> Hook:
             return make_hook(lambda *_: word, "tool_call", name="guard")
 
-        registry = Registry([guard("alpha")])
+        registry = HookRegistry([guard("alpha")])
         with pytest.raises(ConfigError, match=r"two hooks 'guard', of this program: give one another name"):
             registry.register(guard("beta"))
         with pytest.raises(ConfigError, match="two hooks 'guard'"):
-            Registry([guard("alpha"), guard("beta")])
+            HookRegistry([guard("alpha"), guard("beta")])
 
     def test_anothers_name_is_refused(self) -> None:
         """A hook of another source does not take the place of one that is there."""
-        registry = Registry([made("tool_call", name="a", source="config")])
+        registry = HookRegistry([made("tool_call", name="a", source="config")])
         with pytest.raises(ConfigError, match="two hooks 'a', of config and this program"):
             registry.register(made("tool_call", name="a"))
 
     def test_removed_and_left_out(self) -> None:
         """A hook that is removed, or left out, is not called."""
-        registry = Registry([made("tool_call", name="a"), made("tool_call", name="b")])
+        registry = HookRegistry([made("tool_call", name="a"), made("tool_call", name="b")])
         assert [each.row.name for each in registry.without(["a"]).chain("tool_call")] == ["b"]
         registry.remove("b")
         assert [each.row.name for each in registry.chain("tool_call")] == ["a"]

@@ -9,7 +9,7 @@ import pytest
 
 from agent_doubles import Root
 from orch_protocol.core.errors import ToolNotGrantedError
-from orch_protocol.hooks.stages import HooksRan
+from orch_protocol.hooks.stages import ReportHooks
 from orch_protocol.services.recall import SearchArchive
 from orch_protocol.services.requests import QueryAgent, Spawn
 from orch_worker.hooks.hook import HookContext, make_hook
@@ -68,7 +68,7 @@ async def test_figures_notices_and_configuration() -> None:
     await talk.ask()
     await talk.calls.report()
     [(_, ran)] = talk.root.asked
-    assert isinstance(ran, HooksRan)
+    assert isinstance(ran, ReportHooks)
     assert ran.rows[0].metrics == {"calls": 2.0, "letters": 5.0}
     assert ("h", "look at this") in talk.events
     assert seen[0] == (SPEC, "/")

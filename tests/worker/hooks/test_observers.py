@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 
 from orch_protocol.hooks.events import Event, StepStart, ToolCall
-from orch_worker.hooks.observers import Crowd, Listeners, Said
-from orch_worker.system.threads import Late
+from orch_worker.hooks.observers import ObserverGroup, ObserverReport, ObserverThreads
+from orch_worker.system.threads import DeadlineExceeded
 
 
 class Room:
     """Some who listen, and what is noted of them."""
 
     def __init__(self) -> None:
-        self.noted: list[Said] = []
+        self.noted: list[ObserverReport] = []
         self.heard: list[Any] = []
-        self.listeners = Listeners(self.noted.append)
+        self.listeners = ObserverThreads(self.noted.append)
 
-    def crowd(self, *tasks: tuple[str, Callable[[Event], Any]], seconds: float = 5.0) -> Crowd:
+    def crowd(self, *tasks: tuple[str, Callable[[Event], Any]], seconds: float = 5.0) -> ObserverGroup:
         """Return those who do this with an event, each within so many seconds."""
-        return Crowd([(name, seconds, lambda event, _, act=act: act(event), None) for name, act in tasks])
+        return ObserverGroup([(name, seconds, lambda event, _, act=act: act(event), None) for name, act in tasks])
 
     def says(self, name: str) -> tuple[str, Callable[[Event], Any]]:
         """Return one that hears the number of an event."""
@@ -47,7 +47,7 @@ def room() -> Iterator[Room]:
     made.listeners.close()
 
 
-async def returned(listeners: Listeners) -> None:
+async def returned(listeners: ObserverThreads) -> None:
     """Wait until nobody hangs any more."""
     while listeners.overdue:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -119,7 +119,7 @@ async def test_behind_one_that_hangs_the_others_go_on_in_another_thread() -> Non
         await all_.told()
         assert all_.heard == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
         assert all_.listeners.overdue == {"slow": 1}
-        late = [(each.event.n, str(each.error)) for each in all_.noted if isinstance(each.error, Late)]
+        late = [(each.event.n, str(each.error)) for each in all_.noted if isinstance(each.error, DeadlineExceeded)]
         assert late == [(1, "did not answer within 0.02 s"), (2, "is still at work on an earlier event")]
         counted = [each.name for each in all_.noted if each.seconds is not None]
         assert (sorted(counted), list(crowd.take())) == (["a", "a", "b", "b", "slow", "slow"], [])
@@ -203,7 +203,7 @@ async def test_who_waits_goes_on_when_what_was_said_cannot_be_noted() -> None:
     with room() as all_:
         go = threading.Event()
 
-        def fail(said: Said) -> None:
+        def fail(said: ObserverReport) -> None:
             raise ValueError(said.name)
 
         all_.listeners._note = fail

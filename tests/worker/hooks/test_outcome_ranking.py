@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_protocol.core.errors import StoreError
-from orch_worker.hooks.outcome_ranking import KEPT, MOST_BYTES, Evidence, Outcome, rank, subject
+from orch_worker.hooks.outcome_ranking import KEPT, MOST_BYTES, OutcomeLog, RecordedOutcome, rank, subject
 
 NOW = 1_800_000_000.0
 DAY = 86400.0
@@ -18,7 +18,7 @@ ABOUT = ("pump", "valve")
 
 outcomes = st.lists(
     st.builds(
-        lambda days, terms, tried, good, cost: Outcome(
+        lambda days, terms, tried, good, cost: RecordedOutcome(
             NOW - days * DAY, tuple(terms), tuple(tried), tuple(set(tried) & set(good)), dict.fromkeys(tried, cost)
         ),
         st.floats(0, 90),
@@ -31,25 +31,27 @@ outcomes = st.lists(
 )
 
 
-def tried(choice: str, good: bool, cost: float = 0.0, about: tuple[str, ...] = ABOUT, days: float = 0.0) -> Outcome:
+def tried(
+    choice: str, good: bool, cost: float = 0.0, about: tuple[str, ...] = ABOUT, days: float = 0.0
+) -> RecordedOutcome:
     """Return what came of one turn with `choice`."""
-    return Outcome(NOW - days * DAY, about, (choice,), (choice,) if good else (), {choice: cost})
+    return RecordedOutcome(NOW - days * DAY, about, (choice,), (choice,) if good else (), {choice: cost})
 
 
-def order(known: list[Outcome], thrift: float = 0.0) -> list[str]:
+def order(known: list[RecordedOutcome], thrift: float = 0.0) -> list[str]:
     """Return the choices as they are ranked."""
     return [each.choice for each in rank(CHOICES, known, ABOUT, NOW, thrift=thrift)]
 
 
 @given(outcomes, st.sampled_from(CHOICES), st.booleans())
-def test_evidence_changes_the_ranking_the_way_it_points(known: list[Outcome], choice: str, good: bool) -> None:
+def test_evidence_changes_the_ranking_the_way_it_points(known: list[RecordedOutcome], choice: str, good: bool) -> None:
     """One more success never moves a choice back, one more failure never forward, whatever is known already."""
     place, after = order(known).index(choice), order([*known, tried(choice, good)]).index(choice)
     assert after <= place if good else after >= place
 
 
 @given(outcomes, st.sampled_from(CHOICES))
-def test_enough_evidence_outweighs_whatever_was_known(known: list[Outcome], choice: str) -> None:
+def test_enough_evidence_outweighs_whatever_was_known(known: list[RecordedOutcome], choice: str) -> None:
     """Whatever is known, so many failures put the chance below even, and so many successes above."""
     for good in (False, True):
         found = rank(CHOICES, [*known, *[tried(choice, good)] * 120], ABOUT, NOW)
@@ -102,7 +104,7 @@ class TestFile:
 
     def test_what_one_process_adds_another_one_sees(self, tmp_path: Path) -> None:
         """The file is read again when it has changed."""
-        one, other = Evidence(tmp_path / "new" / "tools.jsonl"), Evidence(tmp_path / "new" / "tools.jsonl")
+        one, other = OutcomeLog(tmp_path / "new" / "tools.jsonl"), OutcomeLog(tmp_path / "new" / "tools.jsonl")
         assert other.outcomes() == ()
         one.add(tried("a", True))
         assert other.outcomes() == (tried("a", True),)
@@ -113,7 +115,7 @@ class TestFile:
     def test_a_line_that_was_cut_off_hides_no_other(self, tmp_path: Path) -> None:
         """What cannot be read is left out, and what follows it is there."""
         path = tmp_path / "tools.jsonl"
-        evidence = Evidence(path)
+        evidence = OutcomeLog(path)
         evidence.add(tried("a", True))
         path.write_bytes(path.read_bytes() + b'{"at":1,"ter\n\xff\xfe\n')
         evidence.add(tried("b", True))
@@ -123,7 +125,7 @@ class TestFile:
         """It stays below its size, and keeps what came last."""
         path = tmp_path / "tools.jsonl"
         path.write_bytes(b"\n" * (MOST_BYTES - 10))
-        evidence = Evidence(path)
+        evidence = OutcomeLog(path)
         evidence.add(tried("a", True))
         assert path.stat().st_size < 200
         line = path.read_bytes()
@@ -136,4 +138,4 @@ class TestFile:
         """Who adds to it is told."""
         (tmp_path / "file").write_text("")
         with pytest.raises((OSError, StoreError), match="file"):
-            Evidence(tmp_path / "file" / "tools.jsonl").add(tried("a", True))
+            OutcomeLog(tmp_path / "file" / "tools.jsonl").add(tried("a", True))

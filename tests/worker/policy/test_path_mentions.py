@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from orch_protocol.core.policy import PolicyConfig, PolicySpec
 from orch_worker.policy import path_rules
 from orch_worker.policy.path_rules import grounds_of, meant, places_of, where_of
-from orch_worker.policy.shell_words import MOST_TEXT, MOST_WORDS, Where, mentions
+from orch_worker.policy.shell_words import MOST_TEXT, MOST_WORDS, ShellContext, mentions
 
-WHERE = Where("/w", ("/h",), {"HOME": "/h", "PWD": "/w"})
+WHERE = ShellContext("/w", ("/h",), {"HOME": "/h", "PWD": "/w"})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
 from orch_protocol.services.service import AnyService
-from orch_worker.policy.policy_callback import Opinion, named
+from orch_worker.policy.policy_callback import PolicyCallback, named
 from virtual_clock import virtual
 from worker.tools.dispatch.test_guard import Root, box, told
 
@@ -43,7 +43,7 @@ async def test_what_a_function_returns_is_its_verdict(is_async: bool) -> None:
     async def judge_async(call: PolicyCall, config: PolicyConfig) -> Verdict:
         return judge(call, config)
 
-    assert await Opinion(judge_async if is_async else judge).of(CALL, RULES) == Verdict("ask", "local", "so")
+    assert await PolicyCallback(judge_async if is_async else judge).of(CALL, RULES) == Verdict("ask", "local", "so")
     assert seen == [(CALL, RULES, is_async)]
 
 
@@ -55,7 +55,7 @@ class Choice(StrEnum):
 
 async def test_a_verdict_of_texts_of_another_class_counts() -> None:
     """A member of a StrEnum says what its text says, and goes on as that."""
-    said = await Opinion(lambda *_: Verdict(Choice.ASK, reason=Choice.ASK)).of(CALL, RULES)  # type: ignore[arg-type]
+    said = await PolicyCallback(lambda *_: Verdict(Choice.ASK, reason=Choice.ASK)).of(CALL, RULES)  # type: ignore[arg-type]
     assert (said, type(said.approval), type(said.reason)) == (Verdict("ask", reason="ask"), str, str)
 
 
@@ -88,7 +88,7 @@ async def test_whatever_is_no_verdict_is_a_no(said: Any, why: str, is_async: boo
 
     if is_async and isinstance(said, StopIteration):
         why = "coroutine raised StopIteration"
-    verdict = await Opinion(judge_async if is_async else judge).of(CALL, RULES)
+    verdict = await PolicyCallback(judge_async if is_async else judge).of(CALL, RULES)
     assert verdict.approval == "deny"
     assert why in verdict.reason
 
@@ -101,7 +101,7 @@ async def test_a_function_that_does_not_return_is_a_no_in_time() -> None:
         await asyncio.Event().wait()
         return Verdict()
 
-    opinion = Opinion(judge, seconds=5)
+    opinion = PolicyCallback(judge, seconds=5)
     before = asyncio.get_running_loop().time()
     assert "did not return within 5 s" in (await opinion.of(CALL, RULES)).reason
     assert asyncio.get_running_loop().time() == before + 5
@@ -116,7 +116,7 @@ async def test_a_thread_that_does_not_come_back_holds_nobody() -> None:
         release.wait()
         return Verdict()
 
-    opinion = Opinion(judge, seconds=0.01)
+    opinion = PolicyCallback(judge, seconds=0.01)
     assert "did not return" in (await opinion.of(CALL, RULES)).reason
     assert "still at work on an earlier call" in (await opinion.of(CALL, RULES)).reason
     release.set()
@@ -133,7 +133,7 @@ async def test_a_function_cannot_change_what_runs() -> None:
         call.input["command"] = "rm y"
         return Verdict()
 
-    await Opinion(judge).of(CALL, RULES)
+    await PolicyCallback(judge).of(CALL, RULES)
     assert CALL.input == {"command": "rm x", "more": ["a"]}
 
 

@@ -27,9 +27,9 @@ from orch_worker.policy.rules import (
     CREDENTIALS,
     OPERATIONS,
     TENSOR,
-    Call,
-    Grounds,
-    Place,
+    JudgedCall,
+    NamedPath,
+    ResolvedRules,
     judge,
     passed_over,
     strictest,
@@ -45,14 +45,14 @@ verdicts = st.lists(
 )
 
 
-def grounds(channel: Channel = "api", **rules: object) -> Grounds:
+def grounds(channel: Channel = "api", **rules: object) -> ResolvedRules:
     """Return rules for a user whose home is /h, with paths that are no links."""
     config = PolicyConfig(**rules)  # type: ignore[arg-type]
 
     def whole(paths: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(path.replace("~", "/h") for path in paths)
 
-    return Grounds(
+    return ResolvedRules(
         PolicySpec(channel, config),
         whole(CREDENTIALS),
         whole(config.denied_paths),
@@ -63,9 +63,9 @@ def grounds(channel: Channel = "api", **rules: object) -> Grounds:
     )
 
 
-def call(tool: str, *paths: str, personal: bool = False) -> Call:
+def call(tool: str, *paths: str, personal: bool = False) -> JudgedCall:
     """Return a call that names `paths`."""
-    return Call(tool, tuple(Place(path, path) for path in paths), personal)
+    return JudgedCall(tool, tuple(NamedPath(path, path) for path in paths), personal)
 
 
 EXPECTED: dict[tuple[Channel, DataClass], str] = {
@@ -111,7 +111,7 @@ def test_every_built_in_tool_has_an_operation() -> None:
 def test_nothing_configured_lets_an_agent_in_plan_mode_write_or_run(tool: str, approval: Approval | None) -> None:
     """Whatever permissions say, what writes, runs or is not known is denied; the plan is asked about or denied."""
     permissions = {tool: approval} if approval is not None else {}
-    verdict = judge(Call(tool, planning=True), grounds(permissions=permissions, approval_mode="allow"))
+    verdict = judge(JudgedCall(tool, planning=True), grounds(permissions=permissions, approval_mode="allow"))
     operation = OPERATIONS.get(tool, "exec")
     least = "ask" if tool == EXIT_PLAN else "allow" if operation == "read" else "deny"
     configured = approval or ("ask" if tool == TASK_CREATE else "allow")
@@ -129,9 +129,9 @@ def test_tasks_are_asked_about_unless_somebody_said_otherwise() -> None:
 def test_plan_mode_denies_what_is_asked_about_without_it() -> None:
     """A write to a credential path is asked about, and in plan mode denied: no source stands before another."""
     assert judge(call("write_file", "/h/.ssh/id"), grounds()).approval == "ask"
-    planning = Call("write_file", (Place("/h/.ssh/id", "/h/.ssh/id"),), planning=True)
+    planning = JudgedCall("write_file", (NamedPath("/h/.ssh/id", "/h/.ssh/id"),), planning=True)
     assert judge(planning, grounds()).approval == "deny"
-    assert judge(Call("kill_subagent", planning=True), grounds()).approval == "deny"
+    assert judge(JudgedCall("kill_subagent", planning=True), grounds()).approval == "deny"
 
 
 def test_unknown_tool_counts_as_running_code() -> None:
@@ -209,26 +209,26 @@ def test_denied_beats_allowed() -> None:
 def test_a_link_is_judged_by_where_it_leads_and_by_its_name() -> None:
     """Either spelling of a path is enough to be denied, and only what really lies in an allowed folder is allowed."""
     rules = grounds(denied_paths=("/w/no",), allowed_paths=("/w",))
-    for place in (Place("/w/link", "/w/no/x"), Place("/w/no/link", "/w/x"), Place("/w/link", "/etc/x")):
-        assert judge(Call("read_file", (place,)), rules).approval == "deny"
+    for place in (NamedPath("/w/link", "/w/no/x"), NamedPath("/w/no/link", "/w/x"), NamedPath("/w/link", "/etc/x")):
+        assert judge(JudgedCall("read_file", (place,)), rules).approval == "deny"
 
 
 def test_search_from_above_is_a_search_of_it() -> None:
     """A tool that goes down into folders is held to what lies below the folder it begins in."""
-    home, elsewhere = Place("/h", "/h"), Place("/w", "/w")
-    assert judge(Call("list_files", (home,), start=home), grounds()).approval == "ask"
-    assert judge(Call("list_files", (home, elsewhere), start=elsewhere), grounds()).approval == "allow"
+    home, elsewhere = NamedPath("/h", "/h"), NamedPath("/w", "/w")
+    assert judge(JudgedCall("list_files", (home,), start=home), grounds()).approval == "ask"
+    assert judge(JudgedCall("list_files", (home, elsewhere), start=elsewhere), grounds()).approval == "allow"
     assert judge(call("read_file", "/h"), grounds()).approval == "allow"
 
 
 def test_what_nobody_was_asked_about_is_passed_over() -> None:
     """Below where a call begins, and elsewhere nothing is; of what was judged before, and approved, nothing either."""
     rules = grounds("cli", denied_paths=("/w/no", "*.pem", "/v/no"), personal_paths=("/w/mine",))
-    home, work, mine = Place("/h", "/h"), Place("/w", "/w"), Place("/w/mine", "/w/mine")
-    assert passed_over(rules, Call("grep_files", (work,), start=work), "/w") == ("/w/no", "*.pem", "/w/mine")
-    assert passed_over(rules, Call("grep_files", (mine,), start=mine), "/w/mine") == ("*.pem",)
-    assert "/h/.ssh" in passed_over(rules, Call("git_diff", (home,)), "/h")
-    assert "/h/.ssh" not in passed_over(rules, Call("grep_files", (home,), start=home), "/h")
+    home, work, mine = NamedPath("/h", "/h"), NamedPath("/w", "/w"), NamedPath("/w/mine", "/w/mine")
+    assert passed_over(rules, JudgedCall("grep_files", (work,), start=work), "/w") == ("/w/no", "*.pem", "/w/mine")
+    assert passed_over(rules, JudgedCall("grep_files", (mine,), start=mine), "/w/mine") == ("*.pem",)
+    assert "/h/.ssh" in passed_over(rules, JudgedCall("git_diff", (home,)), "/h")
+    assert "/h/.ssh" not in passed_over(rules, JudgedCall("grep_files", (home,), start=home), "/h")
 
 
 def test_personal_data_stays_personal() -> None:

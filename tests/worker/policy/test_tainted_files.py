@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from orch_protocol.core.policy import PolicySpec
-from orch_protocol.core.taint import Mark
+from orch_protocol.core.taint import TaintLabel
 from orch_worker.policy import taint
 from orch_worker.policy.path_rules import grounds_of, where_of
-from orch_worker.policy.rules import Grounds
+from orch_worker.policy.rules import ResolvedRules
 from orch_worker.policy.taint import added, changed_below, note
 
-U, S = Mark("untrusted", "mail"), Mark("sensitive", "key")
+U, S = TaintLabel("untrusted", "mail"), TaintLabel("sensitive", "key")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def record(tmp_path: Path) -> Path:
     return tmp_path / "record.json"
 
 
-def grounds(record: Path) -> Grounds:
+def grounds(record: Path) -> ResolvedRules:
     """Return what an agent beside the record goes by."""
     return added(grounds_of(PolicySpec(), where_of(record.parent, {})), record)
 
@@ -34,7 +34,7 @@ def grounds(record: Path) -> Grounds:
 def test_a_file_is_what_its_writers_held(record: Path) -> None:
     """All of them, as long as each added to it; deeds are no matter."""
     a, b = str(record.parent / "a"), str(record.parent / "b")
-    note(record, [a], [U, Mark("acts")], whole=False)
+    note(record, [a], [U, TaintLabel("acts")], whole=False)
     note(record, [a, b], [S], whole=False)
     found = grounds(record)
     assert (found.untrusted, found.sensitive) == ((a,), (a, b))

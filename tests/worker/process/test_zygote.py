@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orch_protocol.wire.zygote_messages import Fork, ForkFailed, decode_report, encode
+from orch_protocol.wire.zygote_messages import ForkFailed, ForkWorker, decode_report, encode
 from orch_worker.process.zygote import Zygote
 
 
@@ -37,7 +37,7 @@ def test_fork_that_the_system_refuses_is_told(line: tuple[socket.socket, socket.
     pipe, wake = os.pipe(), os.pipe()
     never, writer = os.pipe()
     for req in (1, 2):
-        socket.send_fds(root, [encode(Fork(req, "a1", 1, b"i", "x", "log", "spool"))], [pipe[0]])
+        socket.send_fds(root, [encode(ForkWorker(req, "a1", 1, b"i", "x", "log", "spool"))], [pipe[0]])
     root.shutdown(socket.SHUT_WR)
     Zygote(control, lambda: 0, Refused).serve(never, wake[0])
     reports = [decode_report(root.recv(1 << 16)) for _ in range(2)]

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orch_protocol.agent.project import ContextConfig, Page
+from orch_protocol.agent.project import ContextConfig, ContextFile
 from orch_protocol.core.messages import user
 from orch_worker.conversation.framing import is_project
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.prompt.installed_packages import pages_of
 from orch_worker.prompt.project import context_parts, context_text, project_parts
 from orch_worker.prompt.project_scan import chosen, survey
@@ -33,7 +33,7 @@ def test_version_summary_and_how_the_description_begins(tmp_path: Path) -> None:
     place = install(tmp_path, "zebra", METADATA)
     noted: list[Path] = []
     assert pages_of(tmp_path, ["zebra"], noted.append) == (
-        Page("zebra", "zebra 1.2: Counts stripes\n\nUse it like this."),
+        ContextFile("zebra", "zebra 1.2: Counts stripes\n\nUse it like this."),
     )
     assert noted == [place]
 
@@ -64,13 +64,13 @@ def test_a_package_is_a_part_of_its_own(tmp_path: Path, level: str) -> None:
     install(tmp_path, "zebra", METADATA + "More of it.\n" * 500)
     rules = ContextConfig(packages=("zebra",))
     project = chosen(survey(rules, ToolContext(tmp_path)), (), listed=True)
-    parts = project_parts(project, level, rules, Estimator())  # type: ignore[arg-type]
+    parts = project_parts(project, level, rules, TokenEstimator())  # type: ignore[arg-type]
     docs = parts[-1]
     assert (docs.name, docs.tier, docs.owner) == ("docs:zebra", "context", "package zebra")
     assert docs.text.startswith("zebra 1.2: Counts stripes\n\nUse it like this.")
     assert docs.text.endswith("[It goes on: see py_help]")
-    assert Estimator().text(docs.text) <= 210
+    assert TokenEstimator().text(docs.text) <= 210
     text = context_text(parts)
     assert is_project(user(text))
     assert context_parts(text, rules.files)[-1].text == docs.text
-    assert project_parts(project, "none", rules, Estimator()) == ()
+    assert project_parts(project, "none", rules, TokenEstimator()) == ()

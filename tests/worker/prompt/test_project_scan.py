@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.agent.project import ContextConfig, ContextSpec, Page, Surveyed
+from orch_protocol.agent.project import ContextConfig, ContextFile, ContextSpec, ProjectSurvey
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
 from orch_protocol.core.taint import TaintConfig
 from orch_protocol.services.service import AnyService
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.prompt import project_scan
-from orch_worker.prompt.project import Project, context_text
-from orch_worker.prompt.project_scan import MAX_BELOW, MAX_FILES, MAX_FOLDERS, Surroundings, chosen, survey
+from orch_worker.prompt.project import ProjectDescription, context_text
+from orch_worker.prompt.project_scan import MAX_BELOW, MAX_FILES, MAX_FOLDERS, ProjectScan, chosen, survey
 from orch_worker.tools.api.base import ToolContext, ToolError
 from orch_worker.tools.dispatch.guard import Guard
-from orch_worker.tools.dispatch.local_only import Locality
+from orch_worker.tools.dispatch.local_only import LocalOnlyGuard
 
 RULES = ContextConfig()
 
@@ -33,7 +33,7 @@ def fill(folder: Path, **files: str | bytes) -> Path:
     return folder
 
 
-def found(folder: Path, rules: ContextConfig = RULES) -> Project:
+def found(folder: Path, rules: ContextConfig = RULES) -> ProjectDescription:
     """Return what is found in `folder`, all of which may be told."""
     seen = survey(rules, ToolContext(folder))
     names = {page.path for page in seen.pages} | {name for name, _ in (*seen.manifests, *filter(None, [seen.readme]))}
@@ -48,14 +48,14 @@ def guard_of(spec: PolicySpec, context: ToolContext) -> Guard:
         raise AssertionError("it moved")
 
     agent = AgentSpec("a1", 1, "n", "t", far, str(context.cwd), str(context.cwd))
-    return Guard(spec, context, Locality(agent, context.call_root, move))
+    return Guard(spec, context, LocalOnlyGuard(agent, context.call_root, move))
 
 
 async def told(folder: Path, level: Any = "brief", policy: PolicySpec | None = None, **root: Any) -> str:
     """Return what an agent in `folder` is told, "" for nothing."""
     context = ToolContext(folder, env={"HOME": str(folder.parent)}, **root)
     guard = guard_of(policy or PolicySpec(), context)
-    return context_text(await Surroundings(ContextSpec(level, RULES), context, guard, Estimator()).look())
+    return context_text(await ProjectScan(ContextSpec(level, RULES), context, guard, TokenEstimator()).look())
 
 
 async def test_a_project_is_told_in_a_few_lines(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_time_ends_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(project_scan, "WALK_SECONDS", -1.0)
     project = found(tmp_path)
     assert project.folders == ()
-    assert project.pages == (Page("AGENTS.md", "Rules."),)
+    assert project.pages == (ContextFile("AGENTS.md", "Rules."),)
 
 
 async def test_a_folder_that_hangs_is_told_nothing_of(
@@ -156,10 +156,10 @@ async def test_a_folder_that_hangs_is_told_nothing_of(
 
     go_on = threading.Event()
     monkeypatch.setattr(project_scan, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(project_scan, "survey", lambda *_: go_on.wait(10) and Surveyed())
+    monkeypatch.setattr(project_scan, "survey", lambda *_: go_on.wait(10) and ProjectSurvey())
     context = ToolContext(tmp_path)
     try:
-        looking = Surroundings(ContextSpec("brief"), context, guard_of(PolicySpec(), context), Estimator())
+        looking = ProjectScan(ContextSpec("brief"), context, guard_of(PolicySpec(), context), TokenEstimator())
         assert await looking.look() == ()
     finally:
         go_on.set()
@@ -185,13 +185,13 @@ class TestContextFiles:
         """The configuration says which files they are, also in folders."""
         fill(tmp_path, docs__house_md="Be kind.", AGENTS_md="no")
         rules = ContextConfig(files=("docs/house.md",))
-        assert found(tmp_path, rules).pages == (Page("docs/house.md", "Be kind."),)
+        assert found(tmp_path, rules).pages == (ContextFile("docs/house.md", "Be kind."),)
 
     def test_the_same_text_counts_once(self, tmp_path: Path) -> None:
         """A copy, or a link in the folder from one to the other, is read once."""
         fill(tmp_path, AGENTS_md="Rules.")
         (tmp_path / "CLAUDE.md").symlink_to("AGENTS.md")
-        assert found(tmp_path).pages == (Page("AGENTS.md", "Rules."),)
+        assert found(tmp_path).pages == (ContextFile("AGENTS.md", "Rules."),)
 
     def test_one_elsewhere_is_not_read(self, tmp_path: Path) -> None:
         """A link out of the folder, and a path out of it, are not followed."""

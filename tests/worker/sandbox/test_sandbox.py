@@ -10,7 +10,7 @@ import pytest
 
 from orch_protocol.core.sandbox import LEVELS, Level, ToolLimits
 from orch_worker.sandbox import bubblewrap, landlock, probe, seccomp
-from orch_worker.sandbox.bubblewrap import Reach, reach
+from orch_worker.sandbox.bubblewrap import SandboxPaths, reach
 from orch_worker.tools.shell.sandboxed_exec import limited
 
 PROCESSORS = ("x86_64", "aarch64")
@@ -104,7 +104,7 @@ class TestOffer:
     def test_a_machine_that_has_it_all(self) -> None:
         """Nothing is missing, and each level is met by itself."""
         offer = probe.examine(dict.fromkeys(LEVELS[1:], list))
-        assert offer == probe.Offer()
+        assert offer == probe.AvailableLevels()
         assert [offer.nearest(level) for level in LEVELS] == list(LEVELS)
         assert probe.describe(offer) == "up to L3 (namespaces: files, network and processes of its own)"
 
@@ -113,7 +113,7 @@ class TestOffer:
         offer = probe.examine(
             {"L1": list, "L2": lambda: ["signals to others"], "L3": lambda: fails("no user namespaces")}
         )
-        assert offer == probe.Offer({"L3": "no user namespaces"}, {"L2": ("signals to others",)})
+        assert offer == probe.AvailableLevels({"L3": "no user namespaces"}, {"L2": ("signals to others",)})
         assert probe.describe(offer).endswith("leaves open: signals to others; no L3: no user namespaces")
 
     @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ class TestOffer:
     )
     def test_the_nearest_level(self, missing: tuple[Level, ...], wanted: Level, got: Level) -> None:
         """One that is not less, if there is one; else the next below."""
-        assert probe.Offer(dict.fromkeys(missing, "why")).nearest(wanted) == got
+        assert probe.AvailableLevels(dict.fromkeys(missing, "why")).nearest(wanted) == got
 
     def test_nothing_but_linux_has_more_than_the_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Elsewhere it is said why, and nothing is tried."""
@@ -166,7 +166,7 @@ class TestReach:
 
     def test_a_world_of_its_own(self) -> None:
         """Nothing is shared but what is named; what may be read is bound so; the network only when it is let in."""
-        shut = Reach(("/usr",), ("/desk", "/own"), "/own", network=False)
+        shut = SandboxPaths(("/usr",), ("/desk", "/own"), "/own", network=False)
         words = bubblewrap.arguments(shut, "/desk", 9, ["sh", "-c", "true"])
         assert words[-6:] == ["--chdir", "/desk", "--", "sh", "-c", "true"]
         assert {"--unshare-all", "--die-with-parent"} < set(words)

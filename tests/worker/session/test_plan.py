@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orch_protocol.agent.plan import MARKS, Task, TaskStatus
 from orch_protocol.core.messages import Text, ToolUse
 from orch_protocol.session.entries import PlanApproved
-from orch_worker.session.plan import HEADING, Agenda, block, listed, made, updated
+from orch_worker.session.plan import HEADING, TaskList, block, listed, made, updated
 from orch_worker.session.transcript import Transcript, read_session
 from orch_worker.tools.api.base import ToolContext
 from orch_worker.tools.dispatch.presets import make_toolbox
@@ -50,7 +50,7 @@ def test_the_approval_of_another_agents_plan_says_nothing(tmp_path: Path) -> Non
     assert isinstance(entry, PlanApproved)
     heir.append(entry)
     assert (planner.session.plans_approved, heir.session.plans_approved) == ({""}, set())
-    assert Agenda(heir, planning=True).planning
+    assert TaskList(heir, planning=True).planning
     heir.close()
 
 
@@ -78,7 +78,7 @@ def opened(tmp_path: Path) -> Callable[[], Transcript]:
 
 def box(transcript: Transcript) -> Toolbox:
     """Return the tools for tasks of the agent whose transcript that is."""
-    context = ToolContext(transcript.path.parent, agenda=Agenda(transcript, planning=False))
+    context = ToolContext(transcript.path.parent, agenda=TaskList(transcript, planning=False))
     return make_toolbox(["tasks"], (), context)
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from orch_protocol.core.errors import AmbiguousRefError, EntryNotFoundError, ForeignFileError
 from orch_protocol.core.messages import Message, Reply, ToolResult, ToolUse, assistant, user
 from orch_protocol.session.entries import Checkout, Entry, Label, MessageEntry, ModelChange, ThinkingLevelChange
-from orch_protocol.session.tree import Edit, Inform, Relabel, Rename
+from orch_protocol.session.tree import AddMessage, SessionEdit, SetLabel, SetTitle
 from orch_worker.session.session import Session
-from orch_worker.session.session_index import Outline, question, read_outline
+from orch_worker.session.session_index import SessionIndex, read_prompt, read_session_index
 from orch_worker.session.transcript import Transcript, read_session
 
 START, LAST = "aaaa0001", "aaaa0002"
@@ -37,7 +37,7 @@ def went(id: str, to: str | None) -> Checkout:
     return Checkout(id=id, parent_id=to, timestamp="")
 
 
-def tips(outline: Outline) -> list[tuple[str | None, str | None, int, bool]]:
+def tips(outline: SessionIndex) -> list[tuple[str | None, str | None, int, bool]]:
     """Return end, beginning and length of each branch, and whether it is the current one."""
     return [(each.id, each.from_id, each.entries, each.current) for each in outline.branches()]
 
@@ -48,7 +48,7 @@ class TestAnswers:
     def test_by_the_path_to_an_entry(self) -> None:
         """The last that the agent has as its own there; one that answered a turn in its place is none of them."""
         common = {"timestamp": ""}
-        outline = Outline(
+        outline = SessionIndex(
             lines(
                 said("1", None),
                 ModelChange(id="2", parent_id="1", provider="a", model_id="x", own=True, **common),
@@ -67,16 +67,16 @@ class TestBranches:
 
     def test_nothing_yet(self) -> None:
         """There is no branch, and no leaf."""
-        outline = Outline()
+        outline = SessionIndex()
         assert (outline.rows(), outline.branches(), outline.leaf) == ([], [], None)
 
     def test_one_way(self) -> None:
         """It is the current one, from the beginning to the end."""
-        assert tips(Outline(lines(said("1", None), said("2", "1")))) == [("2", None, 2, True)]
+        assert tips(SessionIndex(lines(said("1", None), said("2", "1")))) == [("2", None, 2, True)]
 
     def test_two_ways(self) -> None:
         """The one that was left begins where the current one parted from it, and says what was asked there last."""
-        outline = Outline(
+        outline = SessionIndex(
             lines(
                 said("1", None),
                 said("2", "1", "the dead end"),
@@ -91,17 +91,17 @@ class TestBranches:
 
     def test_going_back_makes_no_branch_of_its_own(self) -> None:
         """Only what was said does: the place that was gone back to is the end of the current one."""
-        outline = Outline(lines(said("1", None), said("2", "1"), went("3", "1"), went("4", "2"), went("5", "1")))
+        outline = SessionIndex(lines(said("1", None), said("2", "1"), went("3", "1"), went("4", "2"), went("5", "1")))
         assert tips(outline) == [("1", None, 1, True), ("2", "1", 1, False)]
 
     def test_at_the_beginning(self) -> None:
         """Nothing was said yet on the current one."""
-        outline = Outline(lines(said("1", None), went("2", None)))
+        outline = SessionIndex(lines(said("1", None), went("2", None)))
         assert tips(outline) == [(None, None, 0, True), ("1", None, 1, False)]
 
     def test_a_lost_entry_is_listed_as_lost(self) -> None:
         """It keeps its place, and nobody can go there."""
-        outline = Outline(lines(said("aa1", None), said("aa3", "aa2")))
+        outline = SessionIndex(lines(said("aa1", None), said("aa3", "aa2")))
         assert [(row.id, row.type) for row in outline.rows()] == [
             ("aa1", "message"),
             ("aa2", "lost"),
@@ -120,7 +120,7 @@ class TestBranches:
             last = made[-1].id if made else None
             parent = last if data.draw(st.booleans()) else data.draw(parents)
             made.append(kind(f"e{number}", parent))
-        outline, session = Outline(lines(*made)), Session.fold(made)
+        outline, session = SessionIndex(lines(*made)), Session.fold(made)
         assert outline.lineage.places == session.places
         assert outline.lineage.parents == session.lineage.parents
         assert outline.leaf == session.leaf
@@ -141,7 +141,7 @@ class TestBranches:
         """Nothing recurses, and nothing is looked at once for each of many branches."""
         chain = [said(f"{at:08x}", f"{at - 1:08x}" if at else None, "x") for at in range(100_000)]
         moves = [went(f"ffff{at:04x}", chain[at * 90].id) for at in range(1_000)]
-        outline = Outline(lines(*chain, *moves))
+        outline = SessionIndex(lines(*chain, *moves))
         assert len(outline.branches()) == 2
         assert outline.rows()[-1].on_path
 
@@ -152,7 +152,7 @@ class TestNames:
     def test_by_id_beginning_and_label(self) -> None:
         """The first that fits: an id, a label, the beginning of one id. `root` is before all of them."""
         with_label = [said(START, None), said(LAST, START)]
-        outline = Outline(
+        outline = SessionIndex(
             [*lines(*with_label), b'{"type":"label","id":"b1","parentId":null,"targetId":"aaaa0001","label":"go"}']
         )
         assert [outline.find(ref) for ref in (START, "aaaa0002", "go", "b1", "root")] == [
@@ -173,10 +173,10 @@ class TestNames:
         transcript = Transcript.open(tmp_path / "agent", agent="agent", cwd="/")
         entry = transcript.message(user("a")).id
         for number, label in enumerate(["one", "two", None, "three"]):
-            transcript.change(Edit(f"0000000{number}", Relabel(entry, label)))
-        transcript.change(Edit("11111111", Rename("first")))
-        transcript.change(Edit("22222222", Rename("second")))
-        outline = read_outline(tmp_path / "agent")
+            transcript.change(SessionEdit(f"0000000{number}", SetLabel(entry, label)))
+        transcript.change(SessionEdit("11111111", SetTitle("first")))
+        transcript.change(SessionEdit("22222222", SetTitle("second")))
+        outline = read_session_index(tmp_path / "agent")
         assert (outline.labels, outline.name) == ({entry: "three"}, "second")
         assert outline.row(entry).head == "a"
         transcript.close()
@@ -192,9 +192,9 @@ class TestFiles:
         transcript.message(Message("assistant", (ToolUse("c", "read_file", {"path": "p"}),)), "q1")
         transcript.message(Message("user", (ToolResult("c", ()),)), "q1")
         transcript.turn_end("q1", Reply("agent", "q1", "done"))
-        transcript.change(Edit("11111111", Inform("clock", "It is noon.")))
+        transcript.change(SessionEdit("11111111", AddMessage("clock", "It is noon.")))
         transcript.checkout(None, "Nothing came of it.")
-        rows = read_outline(tmp_path / "agent").rows()
+        rows = read_session_index(tmp_path / "agent").rows()
         assert [(row.role, row.head) for row in rows[1:]] == [
             ("assistant", "read_file"),
             ("tool", "tool_result"),
@@ -210,10 +210,10 @@ class TestFiles:
 
     def test_none_and_foreign_ones(self, tmp_path: Path) -> None:
         """Where there is no file there is nothing; another program's is refused."""
-        assert read_outline(tmp_path).leaf is None
+        assert read_session_index(tmp_path).leaf is None
         (tmp_path / "session.jsonl").write_text('{"type":"other"}\n')
         with pytest.raises(ForeignFileError):
-            read_outline(tmp_path)
+            read_session_index(tmp_path)
 
     @pytest.mark.parametrize("cut", [1, 20, 100])
     def test_what_is_not_whole_is_left_out(self, tmp_path: Path, cut: int) -> None:
@@ -226,7 +226,7 @@ class TestFiles:
         data = path.read_bytes()
         for changed in (data[:-cut], data.replace(b"message 3", b"MESSAGE 3"), data[:-cut] + b"\0" * cut):
             path.write_bytes(changed)
-            outline, session = read_outline(tmp_path / "agent"), read_session(tmp_path / "agent")
+            outline, session = read_session_index(tmp_path / "agent"), read_session(tmp_path / "agent")
             assert (outline.lineage.places, outline.leaf) == (session.places, session.leaf)
 
     def test_questions(self, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ class TestFiles:
         answer = transcript.message(assistant("Two."), "q1").id
         results = transcript.message(Message("user", (ToolResult("c", ()),)), "q1").id
         folder = tmp_path / "agent"
-        assert [question(folder, id) for id in (first, answer, results, "nobody")] == ["How many?", None, None, None]
+        assert [read_prompt(folder, id) for id in (first, answer, results, "nobody")] == ["How many?", None, None, None]
         transcript.close()
 
 
@@ -256,7 +256,7 @@ class TestTurnNumbers:
         for id, message, turn in rows:
             parent = entries[-1].id if entries else None
             entries.append(MessageEntry(id=id, parent_id=parent, timestamp="", message=message, turn=turn))
-        outline = Outline(lines(*entries))
+        outline = SessionIndex(lines(*entries))
         assert outline.turns() == [("aaaa0002", "aaaa0004"), ("aaaa0005", "aaaa0005")]
         assert outline.find("1") == outline.find("turn:-2") == "aaaa0004"
         assert outline.find("1", prompt=True) == "aaaa0002"
@@ -264,12 +264,12 @@ class TestTurnNumbers:
     def test_messages_without_a_turn_id_begin_a_turn_each(self) -> None:
         """So it is in conversations of other programs."""
         entries = [said("aaaa0001", None), said("aaaa0002", "aaaa0001", role="assistant"), said("aaaa0003", "aaaa0002")]
-        assert Outline(lines(*entries)).turns() == [("aaaa0001", "aaaa0002"), ("aaaa0003", "aaaa0003")]
+        assert SessionIndex(lines(*entries)).turns() == [("aaaa0001", "aaaa0002"), ("aaaa0003", "aaaa0003")]
 
     def test_turns_of_other_branches_have_no_number(self) -> None:
         """Numbers count the path to the last entry."""
         entries = [said("aaaa0001", None), said("aaaa0002", "aaaa0001"), went("aaaa0003", "aaaa0001")]
-        outline = Outline(lines(*entries, said("aaaa0004", "aaaa0003")))
+        outline = SessionIndex(lines(*entries, said("aaaa0004", "aaaa0003")))
         assert [first for first, _ in outline.turns()] == ["aaaa0001", "aaaa0004"]
         with pytest.raises(EntryNotFoundError, match="no turn 3: the conversation has 2 turns"):
             outline.find("3")
@@ -277,6 +277,6 @@ class TestTurnNumbers:
     def test_labels_and_ids_come_before_turn_numbers(self) -> None:
         """A label "1" is found; longer runs of digits are prefixes of ids."""
         label = Label(id="bbbb0001", parent_id="12345678", timestamp="", target_id="12345678", label="1")
-        outline = Outline(lines(said("12345678", None), said("aaaa0002", "12345678"), label))
+        outline = SessionIndex(lines(said("12345678", None), said("aaaa0002", "12345678"), label))
         assert outline.find("1") == outline.find("1234") == "12345678"
         assert outline.find("turn:1") == "12345678"

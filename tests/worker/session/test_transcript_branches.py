@@ -10,7 +10,7 @@ import pytest
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Usage, assistant, text_of, user
 from orch_protocol.session.entries import CustomMessage, Label, SessionInfo
-from orch_protocol.session.tree import Edit, Inform, Rename
+from orch_protocol.session.tree import AddMessage, SessionEdit, SetTitle
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.transcript import Transcript, read_session
 from worker.session.test_transcript import opened, reply, reply_to, state
@@ -83,9 +83,9 @@ class TestBranches:
         """A label, a name, a note to the model: each an entry that follows the last one."""
         first = transcript.message(user("a"), "q1")
         transcript.label(first.id, "start")
-        transcript.change(Edit("11111111", Rename("pumps")))
+        transcript.change(SessionEdit("11111111", SetTitle("pumps")))
         for _ in range(2):  # asked for twice, done once
-            transcript.change(Edit("22222222", Inform("clock", "It is noon.", display=False)))
+            transcript.change(SessionEdit("22222222", AddMessage("clock", "It is noon.", display=False)))
         *_, label, name, told = transcript.session.entries
         assert (label, name) == (
             Label(id=label.id, parent_id=first.id, timestamp=label.timestamp, target_id=first.id, label="start"),

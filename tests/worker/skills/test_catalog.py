@@ -12,10 +12,10 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import user
 from orch_protocol.resources.skills import SkillSpec, SkillsSpec
 from orch_protocol.session.entries import Custom
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.session.transcript import Transcript
 from orch_worker.skills import catalog as shelves
-from orch_worker.skills.catalog import Shelf
+from orch_worker.skills.catalog import SkillCatalog
 from orch_worker.skills.prompt_listing import HEADING, index
 from orch_worker.skills.read_skill import read_skill
 from orch_worker.skills.skill_tools import tools_named
@@ -49,12 +49,12 @@ def spec(folder: Path, **more: Any) -> SkillSpec:
     return SkillSpec(**{"name": "pump", "description": "d", "hash": skill_digest(folder), "path": str(folder)} | more)
 
 
-def shelf(transcript: Transcript, *skills: SkillSpec) -> Shelf:
+def shelf(transcript: Transcript, *skills: SkillSpec) -> SkillCatalog:
     """Return the skills of an agent."""
-    return Shelf(SkillsSpec(skills), transcript)
+    return SkillCatalog(SkillsSpec(skills), transcript)
 
 
-async def told(shelf: Shelf, **input: str) -> str:
+async def told(shelf: SkillCatalog, **input: str) -> str:
     """Return what the tool says."""
     return (await read_skill.run(ToolContext(Path("/"), skills=shelf), input)).text
 
@@ -246,7 +246,7 @@ class TestIndex:
 
     def test_a_line_each(self) -> None:
         """Name and description, on one line, with nothing in it that a terminal or a model takes for more."""
-        text = index((SkillSpec("a", "One\n\n# Two\x1b[2J"), SkillSpec("b", "Three")), 2000, Estimator())
+        text = index((SkillSpec("a", "One\n\n# Two\x1b[2J"), SkillSpec("b", "Three")), 2000, TokenEstimator())
         assert text == f"{HEADING}\n\n- a: One # Two\\x1b[2J\n- b: Three"
 
     def test_within_its_bound(self) -> None:
@@ -254,9 +254,9 @@ class TestIndex:
         many = tuple(SkillSpec(f"skill-{number:03}", "d" * 1000) for number in range(100))
         sizes = {}
         for tokens in (30_000, 3_000, 600, 200):
-            text = index(many, tokens, Estimator())
+            text = index(many, tokens, TokenEstimator())
             sizes[tokens] = text.count("\n- ")
-            assert Estimator().text(text) <= tokens
+            assert TokenEstimator().text(text) <= tokens
         assert sizes[30_000] == sizes[3_000] == 100
-        assert "ddd" not in index(many, 600, Estimator())
+        assert "ddd" not in index(many, 600, TokenEstimator())
         assert text.splitlines()[-1].startswith(f"- and {100 - sizes[200] + 1} more: read_skill without a name")

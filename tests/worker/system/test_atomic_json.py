@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orch_protocol.core.errors import StoreError
-from orch_protocol.core.taint import Mark
-from orch_worker.hooks.builtin.usage_log import Day, Ledger
+from orch_protocol.core.taint import TaintLabel
+from orch_worker.hooks.builtin.usage_log import DailyUsage, UsageLog
 from orch_worker.policy.taint import note
 from orch_worker.system import atomic_json
 
@@ -42,13 +42,13 @@ def test_what_somebody_decided_survives_a_loss_of_power(tmp_path: Path, steps: l
 
 def test_what_binds_agents_survives_a_loss_of_power(tmp_path: Path, steps: list[str]) -> None:
     """A file that holds what strangers wrote is known to."""
-    note(tmp_path / "written.json", [str(tmp_path / "a")], [Mark("untrusted")], whole=True)
+    note(tmp_path / "written.json", [str(tmp_path / "a")], [TaintLabel("untrusted")], whole=True)
     assert steps == ["content", "name", "folder"]
 
 
 def test_figures_wait_for_no_disk(tmp_path: Path, steps: list[str]) -> None:
     """Sums that each turn adds to are whole, old or new."""
-    Ledger(tmp_path / "ledger.json").add("2026-01-31", Day())
+    UsageLog(tmp_path / "ledger.json").add("2026-01-31", DailyUsage())
     assert steps == ["name"]
 
 

@@ -36,8 +36,8 @@ def test_without_keys_nothing_waits() -> None:
 
 def test_what_a_worker_prints_has_no_key(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its log gets the report of an error that quotes one without it."""
-    monkeypatch.setattr(worker_init._Text, "secrets", (KEY,))
-    stream = worker_init._Log.stream(1)
+    monkeypatch.setattr(worker_init._MaskedText, "secrets", (KEY,))
+    stream = worker_init._LossyLog.stream(1)
     print(f"ValueError: illegal header b'{KEY}'", file=stream, flush=True)
     assert capfd.readouterr().out == "ValueError: illegal header b'[a key]'\n"
 

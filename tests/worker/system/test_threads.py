@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orch_worker.system.threads import Late, Task, Threads
+from orch_worker.system.threads import DeadlineExceeded, Task, ThreadPool
 
 
 def task(key: str, function: Callable[[], Any], seconds: float = 5.0) -> Task:
@@ -19,7 +19,7 @@ def task(key: str, function: Callable[[], Any], seconds: float = 5.0) -> Task:
 
 async def test_returns_and_raises_what_the_function_does() -> None:
     """A result comes back from the thread, and so does an error."""
-    threads = Threads()
+    threads = ThreadPool()
     assert await threads.run("a", lambda: 3, 5.0) == 3
     with pytest.raises(ZeroDivisionError):
         await threads.run("a", lambda: 1 // 0, 5.0)
@@ -33,7 +33,7 @@ async def test_what_would_end_the_process_is_an_error(error: BaseException) -> N
     def leave() -> None:
         raise error
 
-    threads = Threads()
+    threads = ThreadPool()
     with pytest.raises(RuntimeError, match=type(error).__name__):
         await threads.run("a", leave, 5.0)
     threads.close()
@@ -41,7 +41,7 @@ async def test_what_would_end_the_process_is_an_error(error: BaseException) -> N
 
 async def test_never_on_the_loops_thread() -> None:
     """A function runs in another thread, the same one while that is free."""
-    threads = Threads()
+    threads = ThreadPool()
     seen = {await threads.run("a", threading.get_ident, 5.0) for _ in range(3)}
     assert len(seen) == 1
     assert threading.get_ident() not in seen
@@ -50,8 +50,8 @@ async def test_never_on_the_loops_thread() -> None:
 
 async def test_one_that_hangs_is_given_up_and_counted() -> None:
     """At its deadline a function is overdue until it returns; others run meanwhile, and no timer is left."""
-    threads, go = Threads(), threading.Event()
-    with pytest.raises(Late):
+    threads, go = ThreadPool(), threading.Event()
+    with pytest.raises(DeadlineExceeded):
         await threads.run("slow", go.wait, 0.01)
     assert threads.overdue == {"slow": 1}
     assert await threads.run("quick", lambda: 1, 5.0) == 1
@@ -64,7 +64,7 @@ async def test_one_that_hangs_is_given_up_and_counted() -> None:
 
 async def test_several_run_in_one_thread_in_order() -> None:
     """Functions that are called together share one thread, and each has its own result and error."""
-    threads = Threads()
+    threads = ThreadPool()
     seen: list[object] = []
 
     def broken() -> None:
@@ -83,7 +83,7 @@ async def test_several_run_in_one_thread_in_order() -> None:
 
 async def test_behind_one_that_hangs_the_others_go_on() -> None:
     """Who hangs is late after its own time alone; those behind it are called once, in another thread."""
-    threads, go = Threads(), threading.Event()
+    threads, go = ThreadPool(), threading.Event()
     seen: list[str] = []
 
     def say(name: str) -> Task:
@@ -103,7 +103,7 @@ async def test_behind_one_that_hangs_the_others_go_on() -> None:
 
 async def test_nobody_who_is_cancelled_waits() -> None:
     """Cancelling who waits gives the function up at once."""
-    threads, go = Threads(), threading.Event()
+    threads, go = ThreadPool(), threading.Event()
     begun = threading.Event()
     waiting = asyncio.create_task(threads.run("slow", lambda: begun.set() or go.wait(), 60.0))
     while not begun.is_set():  # noqa: ASYNC110
@@ -120,7 +120,7 @@ async def test_nobody_who_is_cancelled_waits() -> None:
 
 async def test_threads_end_when_they_are_closed() -> None:
     """What was idle ends; nothing holds the program up."""
-    threads = Threads()
+    threads = ThreadPool()
     thread: threading.Thread = await threads.run("a", threading.current_thread, 5.0)
     assert thread.daemon
     threads.close()

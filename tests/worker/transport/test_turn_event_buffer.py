@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar
-from orch_worker.transport.turn_event_buffer import MOST_CHARACTERS, MOST_EVENTS, MOST_PIECES, Tale
+from orch_worker.transport.turn_event_buffer import MOST_CHARACTERS, MOST_EVENTS, MOST_PIECES, TurnEventBuffer
 
 
 def told(*events: TurnEvent) -> TurnSoFar:
     """Return what is kept of them."""
-    tale = Tale()
+    tale = TurnEventBuffer()
     for event in events:
         tale.add(event)
     return tale.so_far("q")
@@ -32,7 +32,7 @@ def test_it_does_not_grow_without_end() -> None:
     assert (len(many.events), many.lost, many.n) == (MOST_EVENTS, 3, MOST_EVENTS + 3)
     large = told(*(TurnEvent(n, "message", "x" * (MOST_CHARACTERS // 2)) for n in range(1, 4)))
     assert (len(large.events), large.lost) == (2, 1)
-    tale = Tale()
+    tale = TurnEventBuffer()
     for n in range(3 * MOST_PIECES):
         tale.add(TurnEvent(n + 1, "text", "y" * (MOST_CHARACTERS // MOST_PIECES)))
     assert len(tale.so_far("q").events[-1].text) == MOST_CHARACTERS
@@ -41,7 +41,7 @@ def test_it_does_not_grow_without_end() -> None:
 
 def test_what_another_process_has_kept_is_gone_on_with() -> None:
     """Its numbers and what it has lost stay."""
-    tale = Tale()
+    tale = TurnEventBuffer()
     tale.follow(TurnSoFar("q", (TurnEvent(5, "message", "a"), TurnEvent(9, "text", "b")), n=9, lost=2))
     tale.add(TurnEvent(10, "text", "c"))
     so_far = tale.so_far("q")

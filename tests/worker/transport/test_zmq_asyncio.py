@@ -9,20 +9,20 @@ from pathlib import Path
 
 import zmq
 
-from orch_protocol.wire.frames import RESEND_SECONDS, Channel
-from orch_protocol.wire.worker_messages import Nothing, Query
+from orch_protocol.wire.frames import RESEND_SECONDS, FrameChannel
+from orch_protocol.wire.worker_messages import EmptyBody, Query
 from orch_worker.transport.reliable_channel import ACK_SECONDS, ReliableChannel
-from orch_worker.transport.zmq_asyncio import BATCH, Dealer, Drain
+from orch_worker.transport.zmq_asyncio import MAX_BATCH, DealerSocket, SocketReader
 
 
 class Echo:
-    """A ROUTER that sends everything back, driven by a Drain."""
+    """A ROUTER that sends everything back, driven by a SocketReader."""
 
     def __init__(self, address: str) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.bind(address)
-        self.drain = Drain(self.socket, self._receive, keep=False)
+        self.drain = SocketReader(self.socket, self._receive, keep=False)
 
     def _receive(self) -> None:
         self.drain.send(self.socket.recv_multipart(zmq.NOBLOCK))
@@ -44,7 +44,7 @@ async def test_thousands_of_messages_come_back_in_order(tmp_path: Path) -> None:
         if len(heard) == total:
             done.set()
 
-    dealer = Dealer(address, b"me", on_data)
+    dealer = DealerSocket(address, b"me", on_data)
     for number in range(1000):
         dealer.send(b"%d" % number)
     echo = Echo(address)
@@ -65,7 +65,7 @@ async def test_what_comes_in_is_not_the_doing_of_who_sent(tmp_path: Path) -> Non
     """What is taken in begins in no context of somebody who sent something just before."""
     address, whose, heard = f"ipc://{tmp_path}/echo", ContextVar("whose", default=""), asyncio.Queue[str]()
     echo = Echo(address)
-    dealer = Dealer(address, b"me", lambda _: heard.put_nowait(whose.get()))
+    dealer = DealerSocket(address, b"me", lambda _: heard.put_nowait(whose.get()))
     try:
         for number in range(100):
             token = whose.set("mine")
@@ -93,7 +93,7 @@ async def test_ping_pong_never_stalls(tmp_path: Path) -> None:
         else:
             done.set()
 
-    dealer = Dealer(address, b"me", on_data)
+    dealer = DealerSocket(address, b"me", on_data)
     try:
         dealer.send(b"first")
         async with asyncio.timeout(20):
@@ -111,7 +111,7 @@ async def test_what_comes_while_something_is_sent_is_heard(tmp_path: Path) -> No
     heard = asyncio.Queue[bytes]()
     here.bind(f"ipc://{tmp_path}/line")
     there.connect(f"ipc://{tmp_path}/line")
-    drain = Drain(here, lambda: heard.put_nowait(here.recv(zmq.NOBLOCK)), keep=False)
+    drain = SocketReader(here, lambda: heard.put_nowait(here.recv(zmq.NOBLOCK)), keep=False)
     try:
         async with asyncio.timeout(20):
             there.send(b"first")
@@ -132,7 +132,7 @@ async def test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard(tmp_pa
     says, hears = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     hears.bind(f"ipc://{tmp_path}/line")
     says.connect(f"ipc://{tmp_path}/line")
-    for _ in range(4 * BATCH):
+    for _ in range(4 * MAX_BATCH):
         says.send(b"x")
     hears.poll(20_000)
     heard, others, done = 0, list[int](), asyncio.Event()
@@ -143,10 +143,10 @@ async def test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard(tmp_pa
         heard += 1
         if heard == 1:
             asyncio.get_running_loop().call_soon(lambda: others.append(heard))
-        if heard == 4 * BATCH:
+        if heard == 4 * MAX_BATCH:
             done.set()
 
-    drain = Drain(hears, receive, keep=False)
+    drain = SocketReader(hears, receive, keep=False)
     try:
         async with asyncio.timeout(20):
             await done.wait()
@@ -154,7 +154,7 @@ async def test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard(tmp_pa
         drain.close(0)
         says.close(0)
         context.term()
-    assert others[0] <= BATCH + 1
+    assert others[0] <= MAX_BATCH + 1
 
 
 async def test_a_message_to_nobody_is_dropped_and_closing_twice_is_harmless(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ async def test_a_message_to_nobody_is_dropped_and_closing_twice_is_harmless(tmp_
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.bind(f"ipc://{tmp_path}/router")
-    drain = Drain(socket, lambda: None, keep=False)
+    drain = SocketReader(socket, lambda: None, keep=False)
     drain.send([b"nobody", b"x"])
     drain.close(0)
     drain.close(0)
@@ -175,16 +175,16 @@ async def test_what_nobody_acknowledged_is_sent_again(tmp_path: Path) -> None:
     """Timers run while something is owed, and only then."""
     loop = _Clock()
     sent: list[bytes] = []
-    courier = ReliableChannel(Channel(1, tmp_path), sent.append)
+    courier = ReliableChannel(FrameChannel(1, tmp_path), sent.append)
     courier._loop = loop  # type: ignore[assignment]
     courier.send("query", Query("x"), "q")
     assert loop.pending() == [RESEND_SECONDS]
     loop.advance(RESEND_SECONDS)
     assert len(sent) == 2
     assert sent[0] == sent[1]
-    other = Channel(1, tmp_path)
+    other = FrameChannel(1, tmp_path)
     other.decode(sent[0])
-    courier.receive(other.encode("ack", Nothing()))
+    courier.receive(other.encode("ack", EmptyBody()))
     loop.advance(RESEND_SECONDS)
     assert len(sent) == 2
     assert loop.pending() == []
@@ -194,14 +194,14 @@ async def test_an_arrival_that_nothing_answers_is_acknowledged_soon(tmp_path: Pa
     """The ack travels by itself unless another frame carried it meanwhile."""
     loop = _Clock()
     sent: list[bytes] = []
-    courier, other = ReliableChannel(Channel(1, tmp_path), sent.append), Channel(1, tmp_path)
+    courier, other = ReliableChannel(FrameChannel(1, tmp_path), sent.append), FrameChannel(1, tmp_path)
     courier._loop = loop  # type: ignore[assignment]
     courier.receive(other.encode("query", Query("x"), "q", now=0.0))
     loop.advance(ACK_SECONDS)
     other.decode(sent[-1])
     assert other.unacked == 0
     courier.receive(other.encode("query", Query("y"), "q", now=0.0))
-    courier.send("pong", Nothing(), reliable=False)
+    courier.send("pong", EmptyBody(), reliable=False)
     count = len(sent)
     loop.advance(ACK_SECONDS)
     assert len(sent) == count
@@ -253,7 +253,7 @@ async def test_a_receiver_that_raises_does_not_stop_the_flow(tmp_path: Path) -> 
         if data == b"1":
             raise ValueError("bad one")
 
-    dealer = Dealer(f"ipc://{tmp_path}/echo", b"me", on_data)
+    dealer = DealerSocket(f"ipc://{tmp_path}/echo", b"me", on_data)
     try:
         for number in range(1, 4):
             dealer.send(b"%d" % number)
@@ -268,20 +268,20 @@ async def test_a_receiver_that_raises_does_not_stop_the_flow(tmp_path: Path) -> 
 
 async def test_a_closed_socket_costs_nothing(tmp_path: Path) -> None:
     """Work that was scheduled when it was closed is the last there is."""
-    dealer = Dealer(f"ipc://{tmp_path}/nobody", b"me", lambda _: None)
+    dealer = DealerSocket(f"ipc://{tmp_path}/nobody", b"me", lambda _: None)
     dealer.close()
     loop = asyncio.get_running_loop()
     for _ in range(3):
         await asyncio.sleep(0)
     assert not dealer._drain._scheduled
-    assert not [handle for handle in loop._ready if "Drain" in repr(handle)]  # type: ignore[attr-defined]
+    assert not [handle for handle in loop._ready if "SocketReader" in repr(handle)]  # type: ignore[attr-defined]
 
 
 async def test_a_courier_that_was_closed_sends_nothing_more(tmp_path: Path) -> None:
     """What is still said to a peer that is gone is dropped, and no timer is kept for it."""
     loop = _Clock()
     sent: list[bytes] = []
-    courier = ReliableChannel(Channel(1, tmp_path), sent.append)
+    courier = ReliableChannel(FrameChannel(1, tmp_path), sent.append)
     courier._loop = loop  # type: ignore[assignment]
     courier.close()
     courier.send("query", Query("x"), "q")

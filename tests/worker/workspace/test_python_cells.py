@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch_protocol.core.workspace import Artifact, Drop, FileMark, Stale, Touch
+from orch_protocol.core.workspace import Artifact, DropArtifacts, FileState, InvalidateArtifacts, TouchArtifacts
 from orch_worker.workspace.describe_value import is_ours, outline
-from orch_worker.workspace.python_cells import Bound, Cell, steps_of, unbound
+from orch_worker.workspace.python_cells import BoundName, PythonCell, steps_of, unbound
 from orch_worker.workspace.state import Workspace
 
-FILES = {"data.csv": FileMark("data.csv", 1, 2), "rate.txt": FileMark("rate.txt", 3, 4)}
+FILES = {"data.csv": FileState("data.csv", 1, 2), "rate.txt": FileState("rate.txt", 3, 4)}
 
 
 class Notebook:
@@ -17,7 +17,7 @@ class Notebook:
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {"__name__": "__main__"}
-        self.before: dict[str, Bound] = {}
+        self.before: dict[str, BoundName] = {}
         self.workspace = Workspace()
         self.turn = 0
 
@@ -31,9 +31,9 @@ class Notebook:
                 whole = True
             except ZeroDivisionError:
                 whole = False
-            cells.append(Cell(code, Artifact("", "", tool="run_python", turn=self.turn, used=self.turn), whole))
+            cells.append(PythonCell(code, Artifact("", "", tool="run_python", turn=self.turn, used=self.turn), whole))
         seen = [(name, value) for name, value in self.names.items() if name[:1] != "_"]
-        after = {name: Bound(id(value), outline(value), is_ours(value)) for name, value in seen}
+        after = {name: BoundName(id(value), outline(value), is_ours(value)) for name, value in seen}
         steps = steps_of(cells, self.before, after, self.workspace, FILES.get, most=100)
         for step in steps:
             self.workspace.apply(step)
@@ -93,7 +93,7 @@ def test_a_value_that_a_method_changed_is_kept_anew_and_one_that_it_did_not_is_o
     book = Notebook()
     book.run("a = [1]\nb = len(a)")
     steps = book.run("a.copy()")
-    assert steps == [Touch(("value:a",), 2)]
+    assert steps == [TouchArtifacts(("value:a",), 2)]
     book.run("a.append(2)")
     assert book["a"].summary == "2 long: 1, 2"
     assert book["b"].stale == "made from value:a as it was before"
@@ -105,7 +105,7 @@ def test_what_is_deleted_or_bound_to_a_module_is_not_kept() -> None:
     book.run("import json\nfrom json import dumps\na = 1\nb = 2")
     assert list(book.workspace.artifacts) == ["value:a", "value:b"]
     steps = book.run("del a\nimport json as b")
-    assert isinstance(steps[0], Drop)
+    assert isinstance(steps[0], DropArtifacts)
     assert len(book.workspace) == 0
 
 
@@ -131,7 +131,7 @@ def test_values_of_a_process_that_has_ended_are_stale() -> None:
     there.run("a = 1", "b = 2")
     left = {"a": there.before["a"]}
     [step] = unbound(there.workspace, left, 100)
-    assert isinstance(step, Stale)
+    assert isinstance(step, InvalidateArtifacts)
     assert step.names == ("value:b",)
     there.workspace.apply(step)
     assert unbound(there.workspace, left, 100) == []

@@ -6,10 +6,10 @@ from typing import Any
 
 from orch_protocol.core.workspace import Artifact
 from orch_worker.backends.offline.bm25 import terms_of
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.workspace.ranking import HEADING, digest, ranked, relevance, row, told
 
-SIZE = Estimator().text
+SIZE = TokenEstimator().text
 
 
 def made(name: str, kind: str = "file", **more: Any) -> Artifact:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from orch_protocol.core.workspace import Artifact, Stale
+from orch_protocol.core.workspace import Artifact, InvalidateArtifacts
 from orch_worker.workspace.source_files import changed, mark_of, relative
 
 
@@ -20,8 +20,8 @@ def test_a_file_that_changed_or_went_away_makes_stale_what_was_made_from_it(tmp_
     (tmp_path / "longer").write_text("one and two")
     (tmp_path / "gone").unlink()
     assert changed(tmp_path, there) == [
-        Stale(("longer",), "longer has changed since"),
-        Stale(("gone",), "gone is not there any more"),
+        InvalidateArtifacts(("longer",), "longer has changed since"),
+        InvalidateArtifacts(("gone",), "gone is not there any more"),
     ]
 
 

@@ -7,13 +7,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch_protocol.core.workspace import Artifact, Drop, Keep, Pin, Stale, Steps, Touch
+from orch_protocol.core.workspace import (
+    Artifact,
+    DropArtifacts,
+    InvalidateArtifacts,
+    KeepArtifact,
+    PinArtifacts,
+    TouchArtifacts,
+    WorkspaceSteps,
+)
 from orch_worker.workspace.state import Workspace, named, pruned
 
 
-def made(name: str, *deps: str, **more: Any) -> Keep:
+def made(name: str, *deps: str, **more: Any) -> KeepArtifact:
     """Return that there is an artifact of that name, made from `deps`."""
-    return Keep(Artifact(name, "int", deps=deps, **more))
+    return KeepArtifact(Artifact(name, "int", deps=deps, **more))
 
 
 def stale(workspace: Workspace) -> list[str]:
@@ -23,7 +31,7 @@ def stale(workspace: Workspace) -> list[str]:
 
 def test_one_that_is_made_anew_takes_the_place_of_the_old_one_and_stays_pinned() -> None:
     """With where it is from now; it is the last of all then."""
-    there = Workspace([made("a", turn=1), made("b"), Pin(("a",)), made("a", turn=2)])
+    there = Workspace([made("a", turn=1), made("b"), PinArtifacts(("a",)), made("a", turn=2)])
     assert [(each.name, each.turn, each.pinned) for each in there] == [("b", 0, False), ("a", 2, True)]
 
 
@@ -37,24 +45,24 @@ def test_what_was_made_from_a_name_is_stale_when_that_is_bound_anew_however_far_
 
 def test_one_that_is_the_same_as_before_makes_nothing_stale() -> None:
     """A file that is read again and has not changed."""
-    there = Workspace([made("a"), made("b", "a"), Keep(Artifact("a", "int", turn=9), same=True)])
+    there = Workspace([made("a"), made("b", "a"), KeepArtifact(Artifact("a", "int", turn=9), same=True)])
     assert stale(there) == []
     assert there.artifacts["a"].turn == 9
 
 
 def test_circles_end() -> None:
     """Two that were made from each other are stale together, and nothing goes round for ever."""
-    there = Workspace([made("a", "c"), made("b", "a"), Keep(Artifact("c", "int", deps=("b",)), same=True)])
+    there = Workspace([made("a", "c"), made("b", "a"), KeepArtifact(Artifact("c", "int", deps=("b",)), same=True)])
     assert stale(there) == []
     assert set(there.below("a")) == {"b", "c"}
-    there.apply(Stale(("b",), "its file has changed"))
+    there.apply(InvalidateArtifacts(("b",), "its file has changed"))
     assert stale(there) == ["a", "b", "c"]
     assert there.artifacts["b"].stale == "its file has changed"
 
 
 def test_what_is_made_from_something_stale_is_stale_from_the_start_and_made_anew_it_is_not() -> None:
     """Until what it is made from is made anew too."""
-    there = Workspace([made("a"), Stale(("a",), "gone"), made("b", "a")])
+    there = Workspace([made("a"), InvalidateArtifacts(("a",), "gone"), made("b", "a")])
     assert there.artifacts["b"].stale == "made from a, which is stale"
     for step in (made("a"), made("b", "a")):
         there.apply(step)
@@ -63,14 +71,22 @@ def test_what_is_made_from_something_stale_is_stale_from_the_start_and_made_anew
 
 def test_the_first_reason_stays() -> None:
     """Why it was stale at first is what is told."""
-    there = Workspace([made("a"), Stale(("a",), "one"), Stale(("a",), "two")])
+    there = Workspace([made("a"), InvalidateArtifacts(("a",), "one"), InvalidateArtifacts(("a",), "two")])
     assert there.artifacts["a"].stale == "one"
 
 
 def test_steps_about_what_is_not_there_do_nothing() -> None:
     """An archive that was deleted may have taken it along."""
-    there = Workspace([Pin(("x",)), Touch(("x",), 3), Stale(("x",), "why"), Drop(("x",)), made("a", used=5)])
-    there.apply(Touch(("a",), 4))
+    there = Workspace(
+        [
+            PinArtifacts(("x",)),
+            TouchArtifacts(("x",), 3),
+            InvalidateArtifacts(("x",), "why"),
+            DropArtifacts(("x",)),
+            made("a", used=5),
+        ]
+    )
+    there.apply(TouchArtifacts(("a",), 4))
     assert [(each.name, each.used) for each in there] == [("a", 5)]
 
 
@@ -85,21 +101,23 @@ def test_an_entry_that_cannot_be_read_says_nothing(data: Any) -> None:
 def test_what_was_recorded_is_taken_in_as_it_was() -> None:
     """All of it, through JSON."""
     keep = made("a", "b", summary="ü\n", arguments={"path": "x"}, untrusted=True, size=3, used=7)
-    data = msgspec.json.decode(msgspec.json.encode(msgspec.to_builtins(Steps("q", (keep, Pin(("a",)))))))
-    there, other = Workspace(), Workspace([keep, Pin(("a",))])
+    data = msgspec.json.decode(
+        msgspec.json.encode(msgspec.to_builtins(WorkspaceSteps("q", (keep, PinArtifacts(("a",))))))
+    )
+    there, other = Workspace(), Workspace([keep, PinArtifacts(("a",))])
     there.take(data)
     assert there.artifacts == other.artifacts
 
 
 def of(*rows: tuple[str, int, int], pinned: tuple[str, ...] = ()) -> Workspace:
     """Return a workspace of rows of name, last turn of use, and size."""
-    return Workspace([made(name, used=used, size=size) for name, used, size in rows] + [Pin(pinned)])
+    return Workspace([made(name, used=used, size=size) for name, used, size in rows] + [PinArtifacts(pinned)])
 
 
 def test_what_is_out_of_use_for_long_is_forgotten_but_not_what_is_pinned() -> None:
     """By the turn that it is now: one that was used since is young."""
     there = of(("old", 1, 1), ("pinned", 1, 1), ("used", 1, 1), ("new", 9, 1), pinned=("pinned",))
-    there.apply(Touch(("used",), 8))
+    there.apply(TouchArtifacts(("used",), 8))
     assert pruned(there, 10, turns=50, bytes=100, count=9) == ()
     assert [step.names for step in pruned(there, 51, turns=50, bytes=100, count=9)] == [("old",)]
 

@@ -56,7 +56,7 @@ class Assessment(Struct, frozen=True):
         return "\n".join(each for each in (self.note, PLAN_FIRST if self.plan else "") if each)
 
 
-class _Words(Struct):
+class _AssessmentReply(Struct):
     """What a model is to answer."""
 
     note: Annotated[str, Meta(max_length=MOST_NOTE)] = ""
@@ -87,7 +87,7 @@ def question(prompt: str, tools: Iterable[str]) -> str:
 
 def of_words(settings: Assess, said: str) -> Assessment:
     """Return what a model's answer comes to. Raises ValueError for one that is none."""
-    words = understood(said, _Words)
+    words = understood(said, _AssessmentReply)
     if words.preset and words.preset not in PRESETS:
         raise ValueError(f"there is no preset {words.preset!r}")
     if words.model and words.model not in settings.models:

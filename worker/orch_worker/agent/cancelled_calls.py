@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 from orch_protocol.core.messages import ToolUse
 
 from ..session.interruption_notes import interrupted
-from ..tools.dispatch.toolbox import Outcome, call_usage, refuse
+from ..tools.dispatch.toolbox import CallOutcome, call_usage, refuse
 
 __all__ = ["Cut", "cut_off", "end_all", "ended", "is_done", "outcome_of"]
 
@@ -33,13 +33,13 @@ def ended(text: str, stop: str, *, steps: int, short: str) -> str:
     return f"{text}\n\n[{why}]".lstrip() if why else text
 
 
-def outcome_of(call: ToolUse, task: asyncio.Task[Outcome], cut: Cut | None, elapsed: float) -> Outcome:
+def outcome_of(call: ToolUse, task: asyncio.Task[CallOutcome], cut: Cut | None, elapsed: float) -> CallOutcome:
     if is_done(task):
         return task.result()
-    return Outcome(refuse(call, cut_off(call, cut, began=True)).result, usage=call_usage(elapsed))
+    return CallOutcome(refuse(call, cut_off(call, cut, began=True)).result, usage=call_usage(elapsed))
 
 
-def is_done(task: asyncio.Task[Outcome]) -> bool:
+def is_done(task: asyncio.Task[CallOutcome]) -> bool:
     return task.done() and not task.cancelled()
 
 
@@ -51,7 +51,7 @@ def cut_off(call: ToolUse, cut: Cut | None, *, began: bool) -> str:
     return f"Not finished: {why} It may have had effects." if began else f"Not run: {why}"
 
 
-async def end_all(tasks: Sequence[asyncio.Task[Outcome]]) -> None:
+async def end_all(tasks: Sequence[asyncio.Task[CallOutcome]]) -> None:
     """Cancel those of `tasks` that still run, and wait a moment for them; one that will not end is left behind."""
     running = [task for task in tasks if not task.done()]
     for task in running:
@@ -61,6 +61,6 @@ async def end_all(tasks: Sequence[asyncio.Task[Outcome]]) -> None:
         await asyncio.wait(running, timeout=GRACE_SECONDS)
 
 
-def _retrieve(task: asyncio.Task[Outcome]) -> None:
+def _retrieve(task: asyncio.Task[CallOutcome]) -> None:
     if not task.cancelled():
         task.exception()

@@ -1,6 +1,6 @@
 """What an agent's loop says to hooks: one method a stage, each of which returns what is to be done now.
 
-Nothing here raises what a hook raised. `Aborted` is a hook's decision, and ends the turn.
+Nothing here raises what a hook raised. `TurnAborted` is a hook's decision, and ends the turn.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from orch_protocol.core.text import scrub
 from orch_protocol.hooks import events as stages
 from orch_protocol.hooks.patches import Abort
 from orch_protocol.hooks.stages import ACTED, STAGES
-from orch_protocol.wire.worker_messages import Happened
+from orch_protocol.wire.worker_messages import AgentEvent
 
-from ..backends.base import AssistantTurn, Backend, BackendInfo, Instead, OnText
+from ..backends.base import AssistantTurn, Backend, BackendInfo, OnText, RequestOverride
 from ..conversation.history import acceptable
-from ..hooks.dispatch import Followed
+from ..hooks.dispatch import StageResult
 from ..hooks.runner import HookCalls
-from ..hooks.session_events import PastHooks, detached
+from ..hooks.session_events import ArchivalHooks, detached
 from ..tools.api.base import ToolError
 from ..tools.dispatch.result_limits import MAX_CAPTURED, text_in, with_text
-from ..tools.dispatch.toolbox import Executor, Outcome
-from .model_selection import Answering
-from .turn import Aborted, Shorter
+from ..tools.dispatch.toolbox import CallOutcome, Executor
+from .model_selection import ModelSelection
+from .turn import Shorter, TurnAborted
 
 __all__ = ["AgentHooks"]
 
@@ -40,7 +40,7 @@ WITHHELD: Final = "[Withheld: {why}]"
 ENDED: Final = "a hook ended the turn"
 CUT: Final = "(The response was withheld: the turn was ended while hooks looked at it.)"
 
-Dispatch = Callable[..., Awaitable[Outcome]]
+Dispatch = Callable[..., Awaitable[CallOutcome]]
 Keep = Callable[[str, Any], None]
 
 
@@ -48,14 +48,14 @@ class AgentHooks:
     """The hooks of one agent, as its loop sees them. `calls` knows which there are and calls them, `answering` which
     models can answer a turn; what hooks did goes to `keep`, which puts it on record."""
 
-    def __init__(self, calls: HookCalls, answering: Answering | None = None, keep: Keep = lambda *_: None) -> None:
+    def __init__(self, calls: HookCalls, answering: ModelSelection | None = None, keep: Keep = lambda *_: None) -> None:
         self.calls = calls
         self._keep = keep
-        self.past = PastHooks(calls)
+        self.past = ArchivalHooks(calls)
         """What is said of what becomes of the conversation."""
         self._answering = answering
         self._gate = asyncio.Lock()
-        self._ended: Aborted | None = None
+        self._ended: TurnAborted | None = None
         self._begun = False
         self._attempt = 1
         """How often the request under way was made."""
@@ -88,7 +88,7 @@ class AgentHooks:
         self.calls.tell("turn_start", prompt=prompt)
         return scrub(prompt), scrub(more)
 
-    async def _let_answer(self, followed: Followed | None) -> None:
+    async def _let_answer(self, followed: StageResult | None) -> None:
         """Let the model answer that hooks have named, the agent's own when there is none or it cannot be asked."""
         if self._answering is None:
             return
@@ -190,7 +190,7 @@ class AgentHooks:
             return None
         return "archive" if followed.event.shorten == "archive" else "hook" if followed.event.shorten else None
 
-    async def request(self, backend: Backend, info: BackendInfo) -> Instead | None:
+    async def request(self, backend: Backend, info: BackendInfo) -> RequestOverride | None:
         """Return what the next request is to hold in place of the conversation, None: that. Raises Aborted."""
         messages: tuple[Message, ...] | None = None
         if "context" in self.calls.on:
@@ -219,7 +219,7 @@ class AgentHooks:
             tail = sent.tail if sent.tail != asked.tail else None
         if messages is None and system is None and tail is None:
             return None
-        return Instead(messages, system, tail)
+        return RequestOverride(messages, system, tail)
 
     def listening(self, on_text: OnText | None, info: BackendInfo) -> OnText | None:
         """Return what is to be called with the text of the response as it arrives, if anything is. `on_text` is, or
@@ -278,7 +278,7 @@ class AgentHooks:
         assert isinstance(followed.event, stages.ProviderResponse)
         if isinstance(followed.decision, Abort):
             message = assistant(scrub(followed.decision.message) or CUT)
-            return replace(turn, message=message), Aborted(scrub(followed.decision.message))
+            return replace(turn, message=message), TurnAborted(scrub(followed.decision.message))
         if followed.event.text == text:
             return turn, None
         return replace(turn, message=_said(turn.message, scrub(followed.event.text))), None
@@ -291,7 +291,7 @@ class AgentHooks:
         told = {"text": text_of(message), "stop_reason": turn.stop_reason, "usage": turn.usage}
         self.calls.tell("message_end", **told, calls=calls)
 
-    async def call(self, dispatch: Dispatch, call: ToolUse) -> Outcome:
+    async def call(self, dispatch: Dispatch, call: ToolUse) -> CallOutcome:
         """Return what `call` comes to: changed, refused, or run by `dispatch`, and its result as it may be seen.
 
         Calls are dispatched in the order in which this was called.
@@ -300,7 +300,7 @@ class AgentHooks:
             running = await self._begin(call, partial(dispatch, seen=partial(self._returned, call)))
         return await running
 
-    async def _begin(self, call: ToolUse, dispatch: Dispatch) -> Awaitable[Outcome]:
+    async def _begin(self, call: ToolUse, dispatch: Dispatch) -> Awaitable[CallOutcome]:
         if self._ended is not None:
             return asyncio.ensure_future(dispatch(call, blocked=ENDED))
         followed = await self.calls.ask("tool_call", id=call.id, name=call.name, input=call.input)
@@ -309,7 +309,7 @@ class AgentHooks:
         assert isinstance(followed.event, stages.ToolCall)
         blocked = ""
         if isinstance(followed.decision, Abort):
-            self._ended = Aborted(scrub(followed.decision.message))
+            self._ended = TurnAborted(scrub(followed.decision.message))
             blocked = ENDED
         elif followed.decision is not None:
             blocked = scrub(followed.decision.reason) or ENDED
@@ -319,15 +319,15 @@ class AgentHooks:
             changed, blocked = call, blocked or f"hooks made no JSON of its arguments: {error}"
         return asyncio.ensure_future(dispatch(changed, approved=bool(followed.approved), blocked=blocked))
 
-    async def _returned(self, call: ToolUse, outcome: Outcome) -> Outcome:
+    async def _returned(self, call: ToolUse, outcome: CallOutcome) -> CallOutcome:
         if "tool_result" not in self.calls.on:
             return outcome
         followed = await self.calls.run(_return(call, outcome))
         if isinstance(followed.decision, Abort):
-            self._ended = self._ended or Aborted(scrub(followed.decision.message))
+            self._ended = self._ended or TurnAborted(scrub(followed.decision.message))
         return _seen(outcome, followed)
 
-    async def sifted(self, call: ToolUse, outcome: Outcome) -> Outcome:
+    async def sifted(self, call: ToolUse, outcome: CallOutcome) -> CallOutcome:
         """Return `outcome`, of a `call` that a person made, as a model may see it. No turn ends by that."""
         if "tool_result" not in self.calls.deciding:
             return outcome
@@ -339,7 +339,7 @@ class AgentHooks:
         if self._ended is not None:
             raise self._ended
 
-    def happened(self, body: Happened) -> None:
+    def happened(self, body: AgentEvent) -> None:
         """The root tells of something at a stage of its own."""
         if body.stage in self.calls.on:
             self.calls.note(msgspec.msgpack.decode(body.event, type=STAGES[body.stage].event))
@@ -390,7 +390,7 @@ class AgentHooks:
         return scrub(followed.event.note), followed.event.again
 
 
-def _return(call: ToolUse, outcome: Outcome) -> stages.ToolReturn:
+def _return(call: ToolUse, outcome: CallOutcome) -> stages.ToolReturn:
     return stages.ToolReturn(
         id=call.id,
         name=call.name,
@@ -402,7 +402,7 @@ def _return(call: ToolUse, outcome: Outcome) -> stages.ToolReturn:
     )
 
 
-def _seen(outcome: Outcome, followed: Followed) -> Outcome:
+def _seen(outcome: CallOutcome, followed: StageResult) -> CallOutcome:
     """Return what of `outcome` may be seen."""
     assert isinstance(followed.event, stages.ToolReturn)
     result = outcome.result
@@ -415,9 +415,9 @@ def _seen(outcome: Outcome, followed: Followed) -> Outcome:
     return replace(outcome, result=replace(result, is_error=is_error), most=followed.event.most)
 
 
-def _check(followed: Followed) -> None:
+def _check(followed: StageResult) -> None:
     if isinstance(followed.decision, Abort):
-        raise Aborted(scrub(followed.decision.message))
+        raise TurnAborted(scrub(followed.decision.message))
 
 
 def _said(message: Message, text: str) -> Message:

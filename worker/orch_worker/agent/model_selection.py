@@ -7,18 +7,18 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from orch_protocol.agent.models import Answers, FindModel
+from orch_protocol.agent.models import FindModel, RecordModel
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.services.models import FIND_MODEL, RESOLVE_MODEL
 from orch_protocol.services.service import Empty
 
 from ..backends.base import Backend
-from ..backends.switchable import Movable
+from ..backends.switchable import SwitchableBackend
 from ..session.transcript import Transcript
 from ..tools.api.root_client import CallRoot
 
-__all__ = ["Answering", "beside", "model_of"]
+__all__ = ["ModelSelection", "beside", "model_of"]
 
 FIND_SECONDS: Final = 30.0
 
@@ -33,7 +33,7 @@ def beside(make: Callable[[BackendSpec], Backend], spec: BackendSpec) -> Backend
     return make(replace(spec, thinking=""))
 
 
-class Answering:
+class ModelSelection:
     """Lets models answer for the agent that `spec` describes, through its `backend`: its own, or others for a turn.
 
     Its own is the one that the `transcript` has on record where the conversation is. `make` makes the backend of a
@@ -52,7 +52,7 @@ class Answering:
         self._own = self._now = spec.backend
         self._born = (spec.born or spec.backend).thinking
         self._settled = spec.chosen, spec.backend.thinking
-        self._due: Answers | None = None
+        self._due: RecordModel | None = None
         self._backend = backend
         self._call_root = call_root
         self._make = make
@@ -93,12 +93,12 @@ class Answering:
         session = self._transcript.session
         return session.model, session.thinking or self._born
 
-    def choose(self, answers: Answers | None) -> None:
+    def choose(self, answers: RecordModel | None) -> None:
         """Somebody says who is to answer from the next turn on, as is on record already; None: nobody says so."""
         if answers is not None:
             self._due = answers
 
-    def _fits(self, answers: Answers) -> bool:
+    def _fits(self, answers: RecordModel) -> bool:
         """Say whether that is what is on record: somebody else may have changed it meanwhile, or gone elsewhere."""
         return (answers.chosen, answers.backend.thinking) == self._recorded
 
@@ -111,7 +111,7 @@ class Answering:
         if answers is None or not self._fits(answers):
             answers = await self._call_root(RESOLVE_MODEL, Empty(), FIND_SECONDS)
         to = answers.backend
-        if isinstance(self._backend, Movable):
+        if isinstance(self._backend, SwitchableBackend):
             if to != self._now:
                 await self._backend.move(self._make(to))
         elif model_of(to) != model_of(self._own):
@@ -130,12 +130,12 @@ class Answering:
             to = self._own
         elif model == model_of(self._now):
             to = self._now
-        elif not isinstance(self._backend, Movable):
+        elif not isinstance(self._backend, SwitchableBackend):
             raise ConfigError(f"{self._own.provider} answers by itself: no other model can in its place")
         else:
             to = await self._find(model)
         if to is not self._now:
-            assert isinstance(self._backend, Movable)
+            assert isinstance(self._backend, SwitchableBackend)
             await self._backend.move(self._make(to))
             self._now = to
         if self._on_record != model_of(to):

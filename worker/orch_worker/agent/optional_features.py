@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from orch_protocol.agent.spec import AgentSpec
 
-from ..policy.taint import Marks
+from ..policy.taint import TaintLabels
 from ..session.transcript import Transcript
 from ..tools.api.base import ToolContext
 
 if TYPE_CHECKING:
-    from ..extensions.loader import Loaded
-    from ..memory.memory_session import Recollection
-    from ..skills.catalog import Shelf
-    from ..workspace.workspace import Workbench
+    from ..extensions.loader import LoadedExtensions
+    from ..memory.memory_session import MemorySession
+    from ..skills.catalog import SkillCatalog
+    from ..workspace.workspace import WorkspaceSession
 
 __all__ = ["extensions_of", "memory_of", "shelf_of", "workbench_of"]
 
 
-def extensions_of(spec: AgentSpec) -> Loaded | None:
+def extensions_of(spec: AgentSpec) -> LoadedExtensions | None:
     """Return what its extensions brought, None without any; those that are left out are told of in its log."""
     if not spec.extensions:
         return None
@@ -32,30 +32,30 @@ def extensions_of(spec: AgentSpec) -> Loaded | None:
     return found
 
 
-def memory_of(spec: AgentSpec, marks: Marks, bound: Callable[[], bool]) -> Recollection | None:
+def memory_of(spec: AgentSpec, marks: TaintLabels, bound: Callable[[], bool]) -> MemorySession | None:
     """Return what it remembers; `bound` says whether its conversation is to stay on this machine."""
     if spec.memory is None:
         return None
-    from ..memory.memory_session import Recollection
+    from ..memory.memory_session import MemorySession
 
-    return Recollection(spec.memory, spec.id, marks, bound)
+    return MemorySession(spec.memory, spec.id, marks, bound)
 
 
-def shelf_of(spec: AgentSpec, transcript: Transcript) -> Shelf | None:
+def shelf_of(spec: AgentSpec, transcript: Transcript) -> SkillCatalog | None:
     """Return its skills."""
     if not spec.skills.skills:
         return None
-    from ..skills.catalog import Shelf
+    from ..skills.catalog import SkillCatalog
 
-    return Shelf(spec.skills, transcript)
+    return SkillCatalog(spec.skills, transcript)
 
 
 def workbench_of(
     spec: AgentSpec, context: ToolContext, transcript: Transcript, size: Callable[[str], int]
-) -> Workbench | None:
+) -> WorkspaceSession | None:
     """Return what keeps track of what it has at hand; `size` says how many tokens a text has."""
     if spec.workspace is None:
         return None
-    from ..workspace.workspace import Workbench
+    from ..workspace.workspace import WorkspaceSession
 
-    return Workbench(spec.workspace, context, transcript, size)
+    return WorkspaceSession(spec.workspace, context, transcript, size)

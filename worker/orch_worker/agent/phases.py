@@ -20,12 +20,12 @@ from orch_protocol.hooks.options import HookOptions
 from ..session.session import Session
 from ..session.transcript import Transcript
 from ..tools.api.base import ToolError
-from ..tools.dispatch.toolbox import Executor, Outcome
+from ..tools.dispatch.toolbox import CallOutcome, Executor
 from . import assess as assessing
 from . import reflect as reflecting
 from .assess import Assessment
 from .reflect import Reflection
-from .side_requests import Bounds, Said, Side
+from .side_requests import RequestLimits, SideReply, SideRequests
 
 if TYPE_CHECKING:
     from .hooks import AgentHooks
@@ -42,7 +42,7 @@ Tell = Callable[[str, str, str, bool], None]
 """Told what a phase came to: which one, what, by whom, whether that was an error."""
 
 
-class Spend(Protocol):
+class AddUsage(Protocol):
     """Adds to what the turn used."""
 
     def __call__(self, usage: Usage, /) -> None:
@@ -52,7 +52,7 @@ class Spend(Protocol):
 class Phases:
     """The phases of one agent. Whether there is anything to do in a turn is settled when it begins."""
 
-    def __init__(self, options: HookOptions, side: Side, transcript: Transcript) -> None:
+    def __init__(self, options: HookOptions, side: SideRequests, transcript: Transcript) -> None:
         self._assess: Assess = options.assess
         self._reflect: Reflect = options.reflect
         self._side = side
@@ -65,9 +65,9 @@ class Phases:
         self._number = 0
         self._went_wrong = False
         self._tries = 0
-        self._calls: list[reflecting.Made] = []
+        self._calls: list[reflecting.CallSummary] = []
         self._behind = ""
-        self._said: Said | None = None
+        self._said: SideReply | None = None
         """What a model said of the outcome, while that is not on record."""
         self._waiting: Callable[[], None] | None = None
         """What is to be recorded once the turn's prompt is."""
@@ -84,7 +84,7 @@ class Phases:
 
     # Before the turn.
 
-    async def assess(self, prompt: str, toolbox: Executor, spend: Spend) -> tuple[str, ...]:
+    async def assess(self, prompt: str, toolbox: Executor, spend: AddUsage) -> tuple[str, ...]:
         """Let the turn of `prompt` have what an assessment says; return what the agent is told. Raises Aborted."""
         self._prompt = prompt
         settings, said, found = self._assess, None, None
@@ -126,28 +126,28 @@ class Phases:
 
     # At its end.
 
-    def called(self, call: ToolUse, outcome: Outcome) -> None:
+    def called(self, call: ToolUse, outcome: CallOutcome) -> None:
         """A call of the turn came to `outcome`."""
         line = reflecting.line_of(text_of(replace(user(""), content=outcome.result.content)))
-        self._calls.append(reflecting.Made(call.name, line, outcome.result.is_error))
+        self._calls.append(reflecting.CallSummary(call.name, line, outcome.result.is_error))
 
-    async def reflect(self, reply: str, stop: StopReason, files: tuple[str, ...], spend: Spend) -> str | None:
+    async def reflect(self, reply: str, stop: StopReason, files: tuple[str, ...], spend: AddUsage) -> str | None:
         """Return what the agent is to be told so that it goes on, None when the turn may end."""
         settings = self._reflect
         if settings.kind == "off" or stop not in REFLECTED_UPON:
             return None
-        outcome = reflecting.Outcome(self._prompt, reply, stop, tuple(self._calls), files)
+        outcome = reflecting.TurnOutcome(self._prompt, reply, stop, tuple(self._calls), files)
         if not self._is_due(settings, wrong=outcome.failed):
             return None
         self._said = None
         try:
             return await self._reflected(settings, outcome, spend)
         except asyncio.CancelledError:  # what it took by then counts
-            cut = replace(self._said or Said(settings.model or ""), error=CUT)
+            cut = replace(self._said or SideReply(settings.model or ""), error=CUT)
             self._record("reflect", settings.kind, cut, "", ())
             raise
 
-    async def _reflected(self, settings: Reflect, outcome: reflecting.Outcome, spend: Spend) -> str | None:
+    async def _reflected(self, settings: Reflect, outcome: reflecting.TurnOutcome, spend: AddUsage) -> str | None:
         more, stop, found = "", outcome.stop, None
         if self._hooks is not None:
             asked = await self._hooks.before_reflect(
@@ -197,7 +197,7 @@ class Phases:
     def _is_due(self, settings: Assess | Reflect, *, wrong: bool) -> bool:
         return (settings.when == "always" or wrong) and self._number % settings.every_turns == 0
 
-    def _record(self, phase: Phase, by: Any, said: Said | None, note: str, did: tuple[str, ...]) -> None:
+    def _record(self, phase: Phase, by: Any, said: SideReply | None, note: str, did: tuple[str, ...]) -> None:
         who: By = by
         model, error = (said.model, scrub(said.error)) if said is not None else ("", "")
         usage = said.usage if said is not None and said.usage != Usage() else None
@@ -216,11 +216,11 @@ class Phases:
             self._tell(phase, text, by, is_error)
 
 
-def _bounds(settings: Assess | Reflect) -> Bounds:
-    return Bounds(settings.max_tokens, settings.max_cost_usd, settings.seconds)
+def _bounds(settings: Assess | Reflect) -> RequestLimits:
+    return RequestLimits(settings.max_tokens, settings.max_cost_usd, settings.seconds)
 
 
-def _read(said: Said, read: Callable[[str], Any]) -> tuple[Any, Said]:
+def _read(said: SideReply, read: Callable[[str], Any]) -> tuple[Any, SideReply]:
     """Return what `said` comes to, and it itself with the error of an answer that comes to nothing."""
     if said.error:
         return None, said

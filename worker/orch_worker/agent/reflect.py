@@ -19,7 +19,7 @@ from orch_protocol.core.phases import ReflectRule
 from ..conversation.tokens import CHARS_PER_TOKEN
 from .phase_prompts import understood
 
-__all__ = ["SYSTEM", "Made", "Outcome", "Reflection", "by_rules", "of_words", "question"]
+__all__ = ["SYSTEM", "CallSummary", "Reflection", "TurnOutcome", "by_rules", "of_words", "question"]
 
 MOST_NOTE: Final = 2_000
 MOST_SHOWN: Final = 200
@@ -38,7 +38,7 @@ LAST_FAILED: Final = (
 )
 
 
-class Made(Struct, frozen=True):
+class CallSummary(Struct, frozen=True):
     """A call that was made in the turn: its tool, what it came to in a line, and whether that was an error."""
 
     name: str
@@ -46,13 +46,13 @@ class Made(Struct, frozen=True):
     is_error: bool = False
 
 
-class Outcome(Struct, frozen=True):
+class TurnOutcome(Struct, frozen=True):
     """What a turn came to."""
 
     prompt: str
     reply: str
     stop: StopReason
-    calls: tuple[Made, ...] = ()
+    calls: tuple[CallSummary, ...] = ()
     files: tuple[str, ...] = ()
 
     @property
@@ -73,14 +73,14 @@ class Reflection(Struct, frozen=True):
         return ("again",) if self.again else ("note",) if self.note else ("done",)
 
 
-class _Words(Struct):
+class _ReflectionReply(Struct):
     """What a model is to answer."""
 
     verdict: Literal["done", "again", "note"]
     note: Annotated[str, Meta(max_length=MOST_NOTE)] = ""
 
 
-def by_rules(rules: Sequence[ReflectRule], outcome: Outcome) -> Reflection | None:
+def by_rules(rules: Sequence[ReflectRule], outcome: TurnOutcome) -> Reflection | None:
     """Return what the first rule says that fits, None when none does."""
     if not rules:
         last = outcome.calls[-1] if outcome.calls else None
@@ -95,7 +95,7 @@ def by_rules(rules: Sequence[ReflectRule], outcome: Outcome) -> Reflection | Non
     return None
 
 
-def question(outcome: Outcome, tokens: int) -> str:
+def question(outcome: TurnOutcome, tokens: int) -> str:
     """Return what a model is asked about a turn, in about `tokens` tokens at most."""
     chars = max(LEAST_CHARS, tokens * CHARS_PER_TOKEN - len(SYSTEM))
     lines = [f"{'failed' if each.is_error else 'done'}: {each.name}: {each.text}" for each in outcome.calls]
@@ -110,7 +110,7 @@ def question(outcome: Outcome, tokens: int) -> str:
 
 def of_words(said: str) -> Reflection:
     """Return what a model's answer comes to. Raises ValueError for one that is none."""
-    words = understood(said, _Words)
+    words = understood(said, _ReflectionReply)
     note = words.note.strip()
     if words.verdict == "done":
         return Reflection()

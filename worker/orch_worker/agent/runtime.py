@@ -17,38 +17,38 @@ from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, Reply, Usage
 from orch_protocol.core.prompts import PromptShown
 from orch_protocol.session.entries import CompactionReason, TranscriptPosition
-from orch_protocol.session.tree import Compact, Compacted, Edit, Edited, Move
-from orch_protocol.wire.worker_messages import Finished, Happened, Query, Ready, Summed, SumUp
+from orch_protocol.session.tree import CompactionDone, CompactRequest, EditResult, MoveLeaf, SessionEdit
+from orch_protocol.wire.worker_messages import AgentEvent, BranchSummarized, Query, Ready, SummarizeBranch, TurnFinished
 
 from ..backends.model_families import ratios_of
 from ..backends.registry import PROVIDERS, make_backend
-from ..backends.switchable import Movable
-from ..context.archiving import Archiving
+from ..backends.switchable import SwitchableBackend
+from ..context.archiving import TurnArchiver
 from ..context.holder_query import testimony
-from ..context.summarizer import Summariser
-from ..conversation.tokens import Estimator
-from ..policy.taint import Marks
-from ..prompt.builder import Prompt
+from ..context.summarizer import Summarizer
+from ..conversation.tokens import TokenEstimator
+from ..policy.taint import TaintLabels
+from ..prompt.builder import PromptBuilder
 from ..prompt.instructions import first_prompt
-from ..prompt.project_scan import Surroundings
+from ..prompt.project_scan import ProjectScan
 from ..session.interruption_notes import mark_of
-from ..session.plan import Agenda
+from ..session.plan import TaskList
 from ..session.transcript import Transcript
-from ..tools.api.base import Keys, ToolContext
-from ..tools.api.root_client import Root
-from ..tools.dispatch.budget_client import Purse
+from ..tools.api.base import ApiKeys, ToolContext
+from ..tools.api.root_client import RootClient
+from ..tools.dispatch.budget_client import BudgetClient
 from ..tools.dispatch.guard import Guard
-from ..tools.dispatch.local_only import Locality
+from ..tools.dispatch.local_only import LocalOnlyGuard
 from ..tools.dispatch.presets import make_toolbox
-from ..tools.dispatch.rate_limit_client import Gate
-from .model_selection import Answering, beside
+from ..tools.dispatch.rate_limit_client import RateLimitClient
+from .model_selection import ModelSelection, beside
 from .optional_features import extensions_of, memory_of, shelf_of, workbench_of
-from .steering import Interjection, Interjections
-from .turn import Brake, Shorter, run_turn
+from .steering import SteeringMessage, SteeringQueues
+from .turn import CancelToken, Shorter, run_turn
 
 if TYPE_CHECKING:
     from ..context.compactor import Compactor
-    from ..hooks.session_events import PastHooks
+    from ..hooks.session_events import ArchivalHooks
     from .hooks import AgentHooks
     from .phases import Phases
 
@@ -71,15 +71,15 @@ class Runtime:
         self,
         spec: AgentSpec,
         keys: dict[str, str],
-        root: Root,
+        root: RootClient,
         orch_folders: tuple[str, ...] = (),
         *,
         in_process: bool = False,
     ) -> None:
         self.spec = spec
         self._root = root
-        self._brake = Brake()
-        self._said = Interjections(spec.queue_mode, spec.follow_up_mode)
+        self._brake = CancelToken()
+        self._said = SteeringQueues(spec.queue_mode, spec.follow_up_mode)
         self._sync_due = False
         self.busy = False
         context = ToolContext(
@@ -90,36 +90,36 @@ class Runtime:
             call_root=root.call_root,
             seconds=spec.limits.tool_seconds,
             folder=Path(spec.folder),
-            keys=Keys(keys),
+            keys=ApiKeys(keys),
             archives=spec.archival is not None or bool(spec.archives),
             sandbox=spec.sandbox,
             policy=spec.policy.rules,
             orch_folders=orch_folders,
             in_process=in_process,
         )
-        self._purse, self.gate = context.own(Purse), context.own(Gate)
+        self._purse, self.gate = context.own(BudgetClient), context.own(RateLimitClient)
         make = partial(make_backend, keys=keys, gate=self.gate)
         self._make_backend = partial(beside, make)
         self._compactor: Compactor | None = None
         self.backend = make(spec.backend)
         if spec.backend.provider not in PROVIDERS:
-            self.backend = Movable(self.backend)
+            self.backend = SwitchableBackend(self.backend)
         self.transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
         try:
             self.transcript.log.on_dirty = self._sync_soon
             if spec.history and not self.transcript.session.entries:
                 self.transcript.seed(spec.history)
-            self._agenda = Agenda(self.transcript, planning=spec.plan, plan=spec.plan_id)
-            self._marks = Marks(self.transcript, kept=spec.persist)
+            self._agenda = TaskList(self.transcript, planning=spec.plan, plan=spec.plan_id)
+            self._marks = TaintLabels(self.transcript, kept=spec.persist)
             self._memory = memory_of(spec, self._marks, lambda: self._locality.bound)
-            estimator = Estimator(ratios_of(spec.backend))
+            estimator = TokenEstimator(ratios_of(spec.backend))
             self._bench = workbench_of(spec, context, self.transcript, estimator.text)
             kept = {"agenda": self._agenda, "marks": self._marks, "memory": self._memory, "workbench": self._bench}
             context = msgspec.structs.replace(context, **kept, skills=shelf_of(spec, self.transcript))
             self.context = context
             leave = partial(root.stop, EXIT_STUCK)
-            self._answering = Answering(spec, self.backend, context.call_root, make, self.transcript, leave)
-            self._locality = Locality(spec, context.call_root, self._stay)
+            self._answering = ModelSelection(spec, self.backend, context.call_root, make, self.transcript, leave)
+            self._locality = LocalOnlyGuard(spec, context.call_root, self._stay)
             guard = Guard(spec.policy, context, self._locality)
             self.extensions = extensions_of(spec)
             more = self.extensions.tools if self.extensions is not None else ()
@@ -127,13 +127,13 @@ class Runtime:
             self.toolbox.withdraw(spec.withdrawn)
             self.toolbox.took = self._bench.took if self._bench is not None else None
             tools, session = self.toolbox.specs(), self.transcript.session
-            self._prompt = Prompt(
+            self._prompt = PromptBuilder(
                 spec,
                 self.backend,
                 self.toolbox,
                 agenda=self._agenda,
                 transcript=self.transcript,
-                surroundings=Surroundings(spec.context, context, guard, estimator),
+                surroundings=ProjectScan(spec.context, context, guard, estimator),
                 estimator=estimator,
             )
             # Whoever was asked knows the task; and a conversation that was taken over is not about one.
@@ -145,14 +145,14 @@ class Runtime:
             self.backend.learn(session.entries)
             self._held = testimony(spec.source, self.backend.info().context_limit) if spec.source else ()
             self._load()
-            self._archiving: Archiving | None = None
+            self._archiving: TurnArchiver | None = None
             if spec.archival is not None:
-                self._archiving = Archiving(
+                self._archiving = TurnArchiver(
                     spec.archival,
                     self.transcript,
                     self.backend,
                     root.call_root,
-                    summariser=Summariser(
+                    summariser=Summarizer(
                         spec.backend,
                         make,  # as it thinks in the conversation: with other words of that its provider has no cache
                         root.call_root,
@@ -193,12 +193,12 @@ class Runtime:
             transcript=self.transcript.log.position,
         )
 
-    def begin(self) -> Brake:
+    def begin(self) -> CancelToken:
         """Return the brake of the next turn. From now on `cancel` ends that one, also before its first step."""
-        self._brake = Brake()
+        self._brake = CancelToken()
         return self._brake
 
-    async def query(self, query_id: str, query: Query, brake: Brake) -> Finished:
+    async def query(self, query_id: str, query: Query, brake: CancelToken) -> TurnFinished:
         """Run a turn and return its end, durable in the transcript. Must not raise, unless cancelled from outside."""
         session, archiving = self.transcript.session, self._archiving
         if archiving is not None:
@@ -261,7 +261,7 @@ class Runtime:
             if hooks is not None:
                 await hooks.error(error)
             usage = getattr(error, "usage", None) or (reply.usage if reply is not None else Usage())
-            return Finished(
+            return TurnFinished(
                 error=error_info(error),
                 usage=usage,
                 context_tokens=self.backend.context_tokens(),
@@ -275,7 +275,7 @@ class Runtime:
             self._leave_if_broken()
             if hooks is not None:
                 await self.hooks_done(hooks)
-        return Finished(
+        return TurnFinished(
             reply=session.replies[query_id],
             context_tokens=self.backend.context_tokens(),
             transcript=self.transcript.log.position,
@@ -290,13 +290,13 @@ class Runtime:
 
     def _make_hooks(self) -> AgentHooks:
         # Imported when there are any: a worker without hooks is not to pay for them.
-        from ..hooks.hook import Registry
+        from ..hooks.hook import HookRegistry
         from ..hooks.loader import declared
         from ..hooks.runner import HookCalls
         from .hooks import AgentHooks
 
         theirs = self.extensions.hooks if self.extensions is not None else ()
-        own = Registry((*declared(self.spec.hooks.load, self.spec.hooks.options), *theirs))
+        own = HookRegistry((*declared(self.spec.hooks.load, self.spec.hooks.options), *theirs))
         made = HookCalls(own, self.spec, self._root.call_root, say=self.say_to_itself, messages=self.backend.transcript)
         return AgentHooks(made, self._answering, self.transcript.custom)
 
@@ -307,14 +307,14 @@ class Runtime:
         if self._phases is None:
             # Imported where there are some: the others are not to pay for them.
             from .phases import Phases
-            from .side_requests import Side
+            from .side_requests import SideRequests
 
-            side = Side(self._make_backend, self._purse, self._root.call_root, self._answering, self._locality)
+            side = SideRequests(self._make_backend, self._purse, self._root.call_root, self._answering, self._locality)
             self._phases = Phases(self.spec.hooks.options, side, self.transcript)
         self._phases.turn_began(query_id, hooks, partial(self._tell_beside, query_id))
         return self._phases
 
-    def _past_hooks(self) -> PastHooks | None:
+    def _past_hooks(self) -> ArchivalHooks | None:
         return self.hooks.past if self.hooks is not None else None
 
     async def hooks_done(self, hooks: AgentHooks) -> None:
@@ -330,14 +330,14 @@ class Runtime:
         step = self.hooks.calls.step if self.hooks is not None else 0
         self._root.emit(query_id, kind, text, name, step, is_error)
 
-    def happened(self, body: Happened) -> None:
+    def happened(self, body: AgentEvent) -> None:
         """Let the agent's own hooks be told of what the root knew first."""
         if self.hooks is not None:
             self.hooks.happened(body)
 
     def say_to_itself(self, text: str, follow_up: bool) -> None:
         """Let the agent hear `text`, which nobody but this process knows of, as it hears what is steered."""
-        self._said.add(Interjection(f"{OWN}{new_id()}", text), follow_up=follow_up)
+        self._said.add(SteeringMessage(f"{OWN}{new_id()}", text), follow_up=follow_up)
 
     async def _stay(self, backend: BackendSpec) -> None:
         """Let the model behind `backend`, of this machine, go on. Raises ConfigError when it cannot be made."""
@@ -345,7 +345,7 @@ class Runtime:
             self._archiving.stay(backend)
         if backend == self._answering.now:
             return
-        if isinstance(self.backend, Movable):
+        if isinstance(self.backend, SwitchableBackend):
             await self.backend.move(self._make_backend(backend))
         self._answering.stays(backend)
 
@@ -354,9 +354,9 @@ class Runtime:
         if self._archiving is not None:
             self._archiving.answered_by(backend)
 
-    def edit(self, edit: Edit) -> Edited:
+    def edit(self, edit: SessionEdit) -> EditResult:
         """Make a change to the session between turns, which is on record when this returns. Raises StoreError."""
-        if isinstance(edit.change, Move) and self._archiving is not None:
+        if isinstance(edit.change, MoveLeaf) and self._archiving is not None:
             self._archiving.moved()
         try:
             self.transcript.change(edit)
@@ -365,16 +365,16 @@ class Runtime:
         self._answering.choose(edit.answers)
         self._fresh = self.transcript.session.fresh
         self._load()
-        return Edited(self.backend.context_tokens())
+        return EditResult(self.backend.context_tokens())
 
-    async def sum_up(self, asked: SumUp) -> Summed:
+    async def sum_up(self, asked: SummarizeBranch) -> BranchSummarized:
         """Return what is to be said of what the conversation would leave."""
         # Imported when it is needed: few conversations go back.
         from ..context.branch_summary import left_behind, summed_up
 
         left = left_behind(self.transcript.session, asked.to)
         told = await summed_up(left, self._answering.next, self._make_backend, self._purse, asked.budgeted)
-        return Summed(told.text, told.by_model, told.usage)
+        return BranchSummarized(told.text, told.by_model, told.usage)
 
     def _load(self) -> None:
         session = self.transcript.session
@@ -387,7 +387,7 @@ class Runtime:
         if self._archiving is not None:
             self._archiving.hurry()
 
-    def steer(self, said: Interjection, *, follow_up: bool) -> None:
+    def steer(self, said: SteeringMessage, *, follow_up: bool) -> None:
         """Let the agent hear `said` before its next model request, a follow-up when it would stop; once."""
         if said.id in self.transcript.session.said:
             self._heard(said.id)  # the process before this one was killed before it could say so
@@ -431,7 +431,7 @@ class Runtime:
             self._prompt.objects = await self._bench.part()
         self._prompt.before_request(live, self._archiving, low=self._purse.low)
 
-    async def _shorten(self, turn: str, why: Shorter) -> Compacted | None:
+    async def _shorten(self, turn: str, why: Shorter) -> CompactionDone | None:
         """Let the conversation become shorter where that is due, or wanted; `why` is as `Shorter` says."""
         if why == "archive" and self._archiving is not None:
             await self._archiving.shorten()
@@ -448,7 +448,7 @@ class Runtime:
             traceback.print_exc()  # the conversation is what it was
             return None
 
-    async def compact(self, id: str, asked: Compact) -> Compacted:
+    async def compact(self, id: str, asked: CompactRequest) -> CompactionDone:
         """Let the beginning of the conversation give way now, between turns; on record when this returns.
 
         Raises ConfigError when nothing can go, StoreError. Whoever is cancelled leaves the conversation as it was.
@@ -458,14 +458,14 @@ class Runtime:
         try:
             if self._answering.unsettled:
                 await self._settle()
-            return cast("Compacted", await self._compacted("", "asked", asked.instructions))
+            return cast("CompactionDone", await self._compacted("", "asked", asked.instructions))
         finally:
             self.busy = False
             self._leave_if_broken()
             if hooks is not None:
                 await self.hooks_done(hooks)
 
-    async def _compacted(self, turn: str, reason: CompactionReason, instructions: str = "") -> Compacted | None:
+    async def _compacted(self, turn: str, reason: CompactionReason, instructions: str = "") -> CompactionDone | None:
         if self._compactor is None:
             # Imported when it is needed: most conversations never grow so long.
             from ..context.compactor import Compactor

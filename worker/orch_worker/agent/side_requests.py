@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from orch_protocol.agent.models import FindModel
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.budget import Amounts
+from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import Text, Usage, text_of
 from orch_protocol.services.models import FIND_MODEL
@@ -21,17 +21,17 @@ from ..backends.registry import is_remote
 from ..context.summarizer import writer_of
 from ..tools.api.base import ToolError
 from ..tools.api.root_client import CallRoot
-from ..tools.dispatch.budget_client import FREE, Hold, Purse
-from ..tools.dispatch.local_only import Locality
-from .model_selection import Answering, model_of
+from ..tools.dispatch.budget_client import FREE, BudgetClient, BudgetReservation
+from ..tools.dispatch.local_only import LocalOnlyGuard
+from .model_selection import ModelSelection, model_of
 
-__all__ = ["Bounds", "Said", "Side"]
+__all__ = ["RequestLimits", "SideReply", "SideRequests"]
 
 FIND_SECONDS: Final = 30.0
 UNFINISHED: Final = frozenset({"max_tokens", "budget", "refusal", "error"})
 
 
-class Bounds(Struct, frozen=True):
+class RequestLimits(Struct, frozen=True):
     """What one question may take, answer included."""
 
     tokens: int
@@ -39,26 +39,26 @@ class Bounds(Struct, frozen=True):
     seconds: float
 
 
-class Said(Struct, frozen=True):
+class SideReply(Struct, frozen=True):
     """What `model` said, "" with the reason in `error` when nothing; `hold` is to be settled when that is on record."""
 
     model: str = ""
     text: str = ""
     error: str = ""
     usage: Usage = Usage()
-    hold: Hold = FREE
+    hold: BudgetReservation = FREE
 
 
-class Side:
+class SideRequests:
     """Asks models for one agent: the one that is `answering` it or another, as the `locality` of its words allows."""
 
     def __init__(
         self,
         make: Callable[[BackendSpec], Backend],
-        purse: Purse,
+        purse: BudgetClient,
         call_root: CallRoot,
-        answering: Answering,
-        locality: Locality,
+        answering: ModelSelection,
+        locality: LocalOnlyGuard,
     ) -> None:
         self._make = make
         self._purse = purse
@@ -67,18 +67,18 @@ class Side:
         self._locality = locality
         self._asked = 0
 
-    async def ask(self, model: str | None, system: str, prompt: str, bounds: Bounds) -> Said | None:
+    async def ask(self, model: str | None, system: str, prompt: str, bounds: RequestLimits) -> SideReply | None:
         """Return what `model` says to `prompt`, the agent's own without one; None when that has no words of its own.
 
         Raises nothing but CancelledError: then nothing is left to be settled.
         """
-        said, asking = Said(model or ""), None
+        said, asking = SideReply(model or ""), None
         try:
             async with asyncio.timeout(bounds.seconds):
                 spec = writer_of(await self._spec(model))
                 if spec is None:
                     return None
-                said = Said(model_of(spec))
+                said = SideReply(model_of(spec))
                 if self._locality.bound and is_remote(spec):
                     return replace(said, error="this conversation is for a model on this machine")
                 asking = self._make(spec)
@@ -111,7 +111,7 @@ class Side:
         return await self._call_root(FIND_MODEL, FindModel(model), FIND_SECONDS)
 
 
-def _too_much(asking: Backend, bounds: Bounds) -> str:
+def _too_much(asking: Backend, bounds: RequestLimits) -> str:
     """Return why the question is not asked, "" when it is. Raises ConfigError when nobody knows what it would cost."""
     least = asking.quote(priced=bounds.usd is not None).least
     if least.tokens > bounds.tokens:
@@ -121,9 +121,9 @@ def _too_much(asking: Backend, bounds: Bounds) -> str:
     return ""
 
 
-def _least(most: Amounts | None, bounds: Bounds) -> Amounts:
+def _least(most: BudgetAmounts | None, bounds: RequestLimits) -> BudgetAmounts:
     """Return what the answer may take: what was put aside for it, and no more than its own bounds."""
-    most = most or Amounts()
+    most = most or BudgetAmounts()
     return replace(
         most,
         tokens=min(amount for amount in (most.tokens, bounds.tokens) if amount),

@@ -33,28 +33,28 @@ from ..conversation.prompt_markers import STEERING
 from ..conversation.tokens import CHARS_PER_TOKEN, clip
 from ..prompt.instructions import continued_prompt
 from ..system.threads import told
-from ..tools.dispatch.budget_client import Purse
-from ..tools.dispatch.toolbox import Executor, Outcome, refuse
+from ..tools.dispatch.budget_client import BudgetClient
+from ..tools.dispatch.toolbox import CallOutcome, Executor, refuse
 from .cancelled_calls import Cut, cut_off, end_all, ended, is_done, outcome_of
-from .steering import Interjection
+from .steering import SteeringMessage
 
 if TYPE_CHECKING:
-    from orch_protocol.session.tree import Compacted
+    from orch_protocol.session.tree import CompactionDone
 
     from .hooks import AgentHooks
     from .phases import Phases
 
-__all__ = ["Aborted", "Brake", "Shorter", "run_turn"]
+__all__ = ["CancelToken", "Shorter", "TurnAborted", "run_turn"]
 
 Report = Callable[[str, str, int], None]
-Interject = Callable[[bool], list[Interjection]]
+Interject = Callable[[bool], list[SteeringMessage]]
 Heard = Callable[[str], None]
 Emit = Callable[[str, str, str, int, bool], None]
 Prepare = Callable[[], Awaitable[None]]
 Shorter: TypeAlias = Literal["size", "refused", "hook", "archive"]
 """Why a conversation is to become shorter: it has grown too long, or was refused; or a hook wants a summary of what was
 said first, or what is finished in archives."""
-Shorten = Callable[[Shorter], Awaitable["Compacted | None"]]
+Shorten = Callable[[Shorter], Awaitable["CompactionDone | None"]]
 Frame = Callable[[str], str]
 
 SHOWN: Final = 2000
@@ -65,18 +65,18 @@ CUT_OFF: Final = (
 )
 
 
-class Record(Protocol):
+class RecordMessage(Protocol):
     """Takes the next message of the conversation down, and what models used for it: for a response, or for results."""
 
     def __call__(self, message: Message, /, *, usage: Usage | None = None, said: str = "") -> None:
         """Record `message`, which `said` names when somebody said it meanwhile."""
 
 
-class Aborted(Exception):
+class TurnAborted(Exception):
     """A hook ended the turn; the message is its reply."""
 
 
-class Brake:
+class CancelToken:
     """Ends a turn before it is done: when it is pulled, which may be at any time, or at the turn's deadline."""
 
     def __init__(self) -> None:
@@ -114,17 +114,17 @@ async def run_turn(
     prompt: str,
     backend: Backend,
     toolbox: Executor,
-    record: Record,
+    record: RecordMessage,
     limits: Limits,
     report: Report,
-    brake: Brake,
+    brake: CancelToken,
     interject: Interject = lambda _stopping: [],
     heard: Heard = lambda _id: None,
     emit: Emit | None = None,
     prepare: Prepare | None = None,
     pause: Prepare | None = None,
     shorten: Shorten | None = None,
-    purse: Purse | None = None,
+    purse: BudgetClient | None = None,
     hooks: AgentHooks | None = None,
     phases: Phases | None = None,
     opening: Prepare | None = None,
@@ -152,29 +152,29 @@ async def run_turn(
     """
     if not prompt.strip():
         raise ConfigError("the prompt is empty: say what the agent is to do")
-    turn = _Turn(
+    turn = _TurnState(
         *(backend, toolbox, record, limits, report, brake, interject, heard, emit),
         *(prepare, pause, shorten, purse, hooks, phases, opening),
     )
     return await turn.run(query_id, agent_id, scrub(prompt), frame)
 
 
-class _Turn:
+class _TurnState:
     def __init__(
         self,
         backend: Backend,
         toolbox: Executor,
-        record: Record,
+        record: RecordMessage,
         limits: Limits,
         report: Report,
-        brake: Brake,
+        brake: CancelToken,
         interject: Interject,
         heard: Heard,
         emit: Emit | None,
         prepare: Prepare | None,
         pause: Prepare | None,
         shorten: Shorten | None,
-        purse: Purse | None,
+        purse: BudgetClient | None,
         hooks: AgentHooks | None,
         phases: Phases | None,
         opening: Prepare | None,
@@ -219,7 +219,7 @@ class _Turn:
         except TimeoutError:
             stop = self._brake.cut() or "timeout"
             stop = self._reached or stop if stop == "timeout" else stop
-        except Aborted as aborted:
+        except TurnAborted as aborted:
             stop, self._text = "aborted", str(aborted)
         except BaseException as error:
             self._take_losses()
@@ -437,7 +437,7 @@ class _Turn:
             raise end
         return turn
 
-    async def _hear_of_budgets(self, purse: Purse) -> None:
+    async def _hear_of_budgets(self, purse: BudgetClient) -> None:
         """Tell whoever watches, once in the turn, that a budget is nearly used up."""
         await purse.settled()
         if purse.low and not self._low:
@@ -487,7 +487,7 @@ class _Turn:
             raise
         self._take(calls, tasks, None)
 
-    def _take(self, calls: Sequence[ToolUse], tasks: Sequence[asyncio.Task[Outcome]], cut: Cut | None) -> None:
+    def _take(self, calls: Sequence[ToolUse], tasks: Sequence[asyncio.Task[CallOutcome]], cut: Cut | None) -> None:
         elapsed = asyncio.get_running_loop().time() - self._called
         whole = [outcome_of(call, task, cut, elapsed) for call, task in zip(calls, tasks, strict=True)]
         if cut:

@@ -10,23 +10,23 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.ids import new_entry_id, new_id
 from orch_protocol.core.messages import ToolUse
 from orch_protocol.hooks.stages import HookRow
-from orch_protocol.resources.slash_commands import CommandCatalog, Deed, Did, TellCommands, UseTool
-from orch_protocol.session.tree import Edit, Edited, Inform
+from orch_protocol.resources.slash_commands import CommandCatalog, Deed, ListCommands, RunUserTool, UserActionResult
+from orch_protocol.session.tree import AddMessage, EditResult, SessionEdit
 from orch_protocol.wire.worker_messages import Query
 
 from ..conversation.tokens import clip
-from ..extensions.slash_commands import Caller, Commands
+from ..extensions.slash_commands import CommandContext, ExtensionCommands
 from ..session.transcript import Transcript
 from ..tools.api.base import ToolContext
 from ..tools.dispatch.presets import load
 from ..tools.dispatch.result_limits import text_in
-from ..tools.dispatch.toolbox import Outcome, Toolbox
+from ..tools.dispatch.toolbox import CallOutcome, Toolbox
 
 if TYPE_CHECKING:
-    from ..extensions.loader import Loaded
+    from ..extensions.loader import LoadedExtensions
     from .hooks import AgentHooks
 
-__all__ = ["ENTRY", "Doer", "done", "ran"]
+__all__ = ["ENTRY", "UserActionAgent", "done", "ran"]
 
 ENTRY: Final = "command"
 """The custom type of entries that say what a person ran."""
@@ -35,14 +35,14 @@ MOST_HEARD: Final = 4_000
 """Characters of what came of it that the model is told, and as many of what was typed."""
 
 
-class Doer(Caller, Protocol):
+class UserActionAgent(CommandContext, Protocol):
     """The agent as far as deeds are concerned."""
 
     context: ToolContext
     transcript: Transcript
 
     @property
-    def extensions(self) -> Loaded | None:
+    def extensions(self) -> LoadedExtensions | None:
         """What its extensions brought, None when it has none."""
 
     @property
@@ -59,7 +59,7 @@ class Doer(Caller, Protocol):
     async def hooks_done(self, hooks: AgentHooks) -> None:
         """That turn is over."""
 
-    def edit(self, edit: Edit) -> Edited:
+    def edit(self, edit: SessionEdit) -> EditResult:
         """Make a change to the session between turns."""
 
 
@@ -68,29 +68,29 @@ def ran(line: str) -> str:
     return f"[The user ran:]\n{clip(line, MOST_HEARD, 'the user typed all of it')}\n"
 
 
-async def done(agent: Doer, deed: Deed, rows: Sequence[HookRow] = ()) -> Did:
+async def done(agent: UserActionAgent, deed: Deed, rows: Sequence[HookRow] = ()) -> UserActionResult:
     """Do `deed` and return what came of it; `rows` are the hooks of the root. Raises OrchError."""
-    if isinstance(deed, UseTool):
+    if isinstance(deed, RunUserTool):
         return await _use(agent, deed, rows)
     brought = agent.extensions
-    if isinstance(deed, TellCommands):
+    if isinstance(deed, ListCommands):
         ours = tuple(each.row for each in brought.commands) if brought is not None else ()
-        return Did(catalog=CommandCatalog(ours, notes=brought.left_out if brought is not None else ()))
+        return UserActionResult(catalog=CommandCatalog(ours, notes=brought.left_out if brought is not None else ()))
     commands = {each.row.name: each for each in brought.commands} if brought is not None else {}
     if deed.name not in commands:
         raise ConfigError(f"none of the agent's extensions brings a command /{deed.name}")
-    did = await agent.context.own(Commands).run(commands[deed.name], deed.said, agent)
+    did = await agent.context.own(ExtensionCommands).run(commands[deed.name], deed.said, agent)
     if deed.line:
         _put_on_record(agent, deed.line, did, heard=False)
     return did
 
 
-async def _use(agent: Doer, deed: UseTool, rows: Sequence[HookRow]) -> Did:
+async def _use(agent: UserActionAgent, deed: RunUserTool, rows: Sequence[HookRow]) -> UserActionResult:
     """Let a tool run, whatever the agent was granted, and may use: a person asks for it. Its sandbox, folder and
     deadline hold."""
     tools = load([deed.name])
     if why := tools[0].missing(agent.context):
-        return Did(why, is_error=True)
+        return UserActionResult(why, is_error=True)
     box, call = Toolbox(tools, agent.context), ToolUse(new_id(), deed.name, deed.input)
     box.counted = False
     try:
@@ -98,18 +98,18 @@ async def _use(agent: Doer, deed: UseTool, rows: Sequence[HookRow]) -> Did:
         seen = await _sifted(agent, call, outcome, rows) if deed.heard and not deed.looks else outcome
     except asyncio.CancelledError:
         if not deed.looks:
-            _put_on_record(agent, deed.line, Did(ENDED, is_error=True), heard=deed.heard)
+            _put_on_record(agent, deed.line, UserActionResult(ENDED, is_error=True), heard=deed.heard)
         raise
     outcome.settle(outcome.usage)
     [shown] = box.shown([call], [outcome])
-    did = Did(text_in(shown.result), is_error=shown.result.is_error)
+    did = UserActionResult(text_in(shown.result), is_error=shown.result.is_error)
     if not deed.looks:
-        told = did if seen is outcome else Did(text_in(seen.result), is_error=seen.result.is_error)
+        told = did if seen is outcome else UserActionResult(text_in(seen.result), is_error=seen.result.is_error)
         _put_on_record(agent, deed.line, told, heard=deed.heard)
     return did
 
 
-async def _sifted(agent: Doer, call: ToolUse, outcome: Outcome, rows: Sequence[HookRow]) -> Outcome:
+async def _sifted(agent: UserActionAgent, call: ToolUse, outcome: CallOutcome, rows: Sequence[HookRow]) -> CallOutcome:
     """Return `outcome` as hooks of results let a model see it; whoever ran it has seen all of it."""
     if agent.busy:
         return await agent.hooks.sifted(call, outcome) if agent.hooks is not None else outcome
@@ -123,11 +123,11 @@ async def _sifted(agent: Doer, call: ToolUse, outcome: Outcome, rows: Sequence[H
             await agent.hooks_done(hooks)
 
 
-def _put_on_record(agent: Doer, line: str, did: Did, *, heard: bool) -> None:
+def _put_on_record(agent: UserActionAgent, line: str, did: UserActionResult, *, heard: bool) -> None:
     """Let the session say what was done. The model is told between turns, or, in one, as of what is steered."""
     told = f"{ran(line)}[It came to:]\n{clip(did.text, MOST_HEARD, 'the user saw all of it')}"
     if heard and not agent.busy:
-        agent.edit(Edit(new_entry_id(agent.transcript.session.places), Inform(ENTRY, told)))
+        agent.edit(SessionEdit(new_entry_id(agent.transcript.session.places), AddMessage(ENTRY, told)))
         return
     agent.transcript.custom(ENTRY, {"line": line, "text": did.text, "is_error": did.is_error})
     if heard:

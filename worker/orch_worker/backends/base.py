@@ -11,11 +11,11 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.agent.spec import ToolSpec
-from orch_protocol.core.budget import Amounts
+from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import BackendError, ConfigError
 from orch_protocol.core.messages import Block, Message, StopReason, Text, ToolResult, Usage
 
-from ..conversation.tokens import PLAIN, Estimator, Ratios, clip
+from ..conversation.tokens import PLAIN, CharsPerToken, TokenEstimator, clip
 
 __all__ = [
     "ENOUGH_ANSWER",
@@ -26,12 +26,12 @@ __all__ = [
     "Backend",
     "BackendInfo",
     "Conversation",
-    "Gate",
-    "Instead",
+    "CostEstimate",
     "OnRetry",
     "OnText",
-    "Prefix",
-    "Quote",
+    "PromptPrefix",
+    "RequestGate",
+    "RequestOverride",
     "Retry",
     "check_backend",
     "lost_by",
@@ -61,7 +61,7 @@ OnRetry: TypeAlias = Callable[[Retry], None]
 """Called before each repetition of a request. Must not raise."""
 
 
-class Gate(Protocol):
+class RequestGate(Protocol):
     """What requests pass whose provider may refuse them for being too many."""
 
     async def through(self, lane: str, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -84,7 +84,7 @@ class BackendInfo(Struct, frozen=True):
     context_limit: int = 0
 
 
-class Instead(Struct, frozen=True):
+class RequestOverride(Struct, frozen=True):
     """What one request holds in place of the conversation, the system text or the tail; None is that itself."""
 
     messages: tuple[Message, ...] | None = None
@@ -92,7 +92,7 @@ class Instead(Struct, frozen=True):
     tail: str | None = None
 
 
-class Prefix(Struct, frozen=True):
+class PromptPrefix(Struct, frozen=True):
     """What stays the same at the beginning of an agent's requests, so that it is worth to be cached.
 
     `system` is what the system text begins with, all of it when empty; `context` what the agent was told before its
@@ -103,17 +103,17 @@ class Prefix(Struct, frozen=True):
     context: str = ""
 
 
-class Quote(Struct, frozen=True):
+class CostEstimate(Struct, frozen=True):
     """What something may take: when it is as short as can be, as long as most are, and at most."""
 
-    least: Amounts
-    enough: Amounts
-    most: Amounts
+    least: BudgetAmounts
+    enough: BudgetAmounts
+    most: BudgetAmounts
 
-    def with_calls(self, *, model_calls: int = 0, tool_calls: int = 0) -> Quote:
+    def with_calls(self, *, model_calls: int = 0, tool_calls: int = 0) -> CostEstimate:
         """Return this for so many calls, which are made however long they are."""
-        calls = Amounts(model_calls=model_calls, tool_calls=tool_calls)
-        return Quote(self.least + calls, self.enough + calls, self.most + calls)
+        calls = BudgetAmounts(model_calls=model_calls, tool_calls=tool_calls)
+        return CostEstimate(self.least + calls, self.enough + calls, self.most + calls)
 
 
 class Backend(Protocol):
@@ -131,17 +131,17 @@ class Backend(Protocol):
     It is in no conversation. A request without it begins like the one after, so what was cached of it stays good.
     Set it before `assistant_turn`; empty means nothing.
     """
-    instead: Instead | None
+    instead: RequestOverride | None
     """What the next requests hold in place of what is in the conversation, which stays as it is."""
-    prefix: Prefix
+    prefix: PromptPrefix
     """What of the next requests stays the same in those after them."""
-    most: Amounts | None
+    most: BudgetAmounts | None
     """What the next response may take, requests that are made again included; None is whatever it takes.
 
     One that is cut off because no longer one was covered has stop reason `budget`.
     """
 
-    gate: Gate | None
+    gate: RequestGate | None
     """What each attempt at a request passes, if its provider can have too many of them."""
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
@@ -168,7 +168,7 @@ class Backend(Protocol):
     def learn(self, entries: Sequence[object]) -> None:
         """Learn from the entries of the agent's transcript how long what is said really is, by what was reported."""
 
-    def quote(self, *, priced: bool) -> Quote:
+    def quote(self, *, priced: bool) -> CostEstimate:
         """Return what the next response may take. Raises ConfigError when that cannot be said of its price, which only
         a `priced` one tells."""
 
@@ -191,7 +191,7 @@ class Backend(Protocol):
         """Give up connections, if there are any. The next `assistant_turn` opens new ones."""
 
 
-AS_IT_IS: Final = Instead()
+AS_IT_IS: Final = RequestOverride()
 NOTHING: Final = Usage()
 HINT: Final = "the transcript has it all"
 LEAST_ANSWER: Final = 1_000
@@ -233,19 +233,19 @@ class Conversation:
     `ratios` are those of the model; plain ones where no provider would correct them.
     """
 
-    def __init__(self, ratios: Ratios = PLAIN) -> None:
+    def __init__(self, ratios: CharsPerToken = PLAIN) -> None:
         self.on_retry: OnRetry | None = None
         self.tail = ""
-        self.instead: Instead | None = None
-        self.prefix = Prefix()
-        self.most: Amounts | None = None
-        self.gate: Gate | None = None
+        self.instead: RequestOverride | None = None
+        self.prefix = PromptPrefix()
+        self.most: BudgetAmounts | None = None
+        self.gate: RequestGate | None = None
         self.most_text: int | None = None
         """How many characters of a text of the assistant are sent again with the next requests; None: all."""
         self.system = ""
         self.tools: tuple[ToolSpec, ...] = ()
         self.messages: list[Message] = []
-        self.estimator = Estimator(ratios)
+        self.estimator = TokenEstimator(ratios)
         self._raw_system = 0.0
         self._raw_messages = 0.0
         # Of the messages that were loaded, each with what it is estimated at: most are loaded again.
@@ -278,11 +278,11 @@ class Conversation:
         """Return about how many tokens the next request holds."""
         return self.estimator.request(self._raw_request())
 
-    def quote(self, *, priced: bool) -> Quote:  # noqa: ARG002
+    def quote(self, *, priced: bool) -> CostEstimate:  # noqa: ARG002
         """Return what the request holds, and room for an answer: that it costs nothing."""
         sent = self.estimator.most_of_request(self._raw_request())
-        least, enough = (Amounts(tokens=sent + answer) for answer in (LEAST_ANSWER, ENOUGH_ANSWER))
-        return Quote(least, enough, enough)
+        least, enough = (BudgetAmounts(tokens=sent + answer) for answer in (LEAST_ANSWER, ENOUGH_ANSWER))
+        return CostEstimate(least, enough, enough)
 
     def lost(self) -> Usage:
         """Return what was used for requests of which no response tells: nothing."""

@@ -8,19 +8,19 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.budget import Amounts
+from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import ConfigError
 
-from .base import ENOUGH_ANSWER, LEAST_ANSWER, Quote
+from .base import ENOUGH_ANSWER, LEAST_ANSWER, CostEstimate
 from .models import Model, charged_at, is_free, is_priced
 
-__all__ = ["Fare", "check_priced", "fare"]
+__all__ = ["RequestCost", "check_priced", "fare"]
 
-NOTHING: Final = Amounts()
+NOTHING: Final = BudgetAmounts()
 OUTPUT_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
-class Fare(Struct, frozen=True):
+class RequestCost(Struct, frozen=True):
     """What a request takes: it holds `tokens`, which cost `sent` USD; each token of its answer, which has `least` to
     `most`, costs `token` USD."""
 
@@ -30,13 +30,13 @@ class Fare(Struct, frozen=True):
     least: int
     most: int
 
-    def quote(self, before: Amounts = NOTHING) -> Quote:
+    def quote(self, before: BudgetAmounts = NOTHING) -> CostEstimate:
         """Return what the request may take; what was used `before` comes on top."""
         lengths = (self.least, min(max(ENOUGH_ANSWER, self.least), self.most), self.most)
         least, enough, most = (before + self._taken(length) for length in lengths)
-        return Quote(least, enough, most)
+        return CostEstimate(least, enough, most)
 
-    def longest(self, most: Amounts, kinds: frozenset[str]) -> int:
+    def longest(self, most: BudgetAmounts, kinds: frozenset[str]) -> int:
         """Return how long an answer the request may ask for when it may take `most` of each of `kinds`; 0 when that is
         too little."""
         tokens = self.most
@@ -49,11 +49,11 @@ class Fare(Struct, frozen=True):
             tokens = min(tokens, int(most.tokens - self.tokens))
         return tokens if tokens >= self.least else 0
 
-    def _taken(self, length: int) -> Amounts:
-        return Amounts(usd=self.sent + length * self.token, tokens=self.tokens + length)
+    def _taken(self, length: int) -> BudgetAmounts:
+        return BudgetAmounts(usd=self.sent + length * self.token, tokens=self.tokens + length)
 
 
-def fare(model: Model, sent: int, most: int, *, priced: bool = True) -> Fare:
+def fare(model: Model, sent: int, most: int, *, priced: bool = True) -> RequestCost:
     """Return what a request of at most `sent` tokens takes; it costs nothing when nobody wants to know the price.
 
     `most` is how long its answer can be when nobody says otherwise, 0 for as long as the model can. Raises ConfigError
@@ -65,13 +65,13 @@ def fare(model: Model, sent: int, most: int, *, priced: bool = True) -> Fare:
     thought = thinking.get("budget_tokens", 0) if isinstance(thinking, dict) else 0
     least = min(LEAST_ANSWER + thought, longest)
     if not priced or is_free(model):
-        return Fare(sent, 0.0, 0.0, least, longest)
+        return RequestCost(sent, 0.0, 0.0, least, longest)
     price = charged_at(model, sent)
     if not _is_covered(model) or price.input is None or price.output is None:
         raise ConfigError("the model's price is not known")
     # Whatever is sent may be written to the cache, and nothing of it be read from there.
     dollars = max(price.input, price.cache_write or 0.0, price.cache_read or 0.0)
-    return Fare(sent, sent * dollars / 1e6, price.output / 1e6, least, longest)
+    return RequestCost(sent, sent * dollars / 1e6, price.output / 1e6, least, longest)
 
 
 def narrowed(model: Model) -> Model:

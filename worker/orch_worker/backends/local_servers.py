@@ -13,7 +13,7 @@ from msgspec import Struct
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError
 
-from .models import Models, Provider
+from .models import ModelCatalog, ProviderConfig
 
 __all__ = ["LOCAL", "installed", "locate"]
 
@@ -22,15 +22,17 @@ SECONDS: Final = 2.0
 MOST_BYTES: Final = 4 << 20
 
 
-class _Tag(Struct):
+class _OllamaModel(Struct):
     name: str
 
 
-class _Tags(Struct):
-    models: list[_Tag]
+class _OllamaModels(Struct):
+    models: list[_OllamaModel]
 
 
-async def locate(spec: BackendSpec, known: Models, env: Mapping[str, str], *, seconds: float = SECONDS) -> BackendSpec:
+async def locate(
+    spec: BackendSpec, known: ModelCatalog, env: Mapping[str, str], *, seconds: float = SECONDS
+) -> BackendSpec:
     """Return `spec`, or the model that it means when it is `local`, within `seconds` a server.
 
     Raises ConfigError when no server answers, or none lists a candidate.
@@ -60,13 +62,13 @@ async def locate(spec: BackendSpec, known: Models, env: Mapping[str, str], *, se
     raise ConfigError("`local`: " + ("; ".join(problems) or "models.json names no candidates"))
 
 
-async def installed(about: Provider, env: Mapping[str, str], seconds: float = SECONDS) -> list[str]:
+async def installed(about: ProviderConfig, env: Mapping[str, str], seconds: float = SECONDS) -> list[str]:
     """Return the names of the models that the server has. Raises OSError (TimeoutError after `seconds`), ValueError."""
     async with asyncio.timeout(seconds):
         return await asyncio.to_thread(_listed, _url(about, env), seconds)
 
 
-def _url(about: Provider, env: Mapping[str, str]) -> str:
+def _url(about: ProviderConfig, env: Mapping[str, str]) -> str:
     return about.address(env).removesuffix(about.base_path) + about.listing
 
 
@@ -79,7 +81,7 @@ def _first(candidates: Sequence[str], listed: Sequence[str]) -> str | None:
     return None
 
 
-def _silent(name: str, about: Provider, url: str, why: str) -> str:
+def _silent(name: str, about: ProviderConfig, url: str, why: str) -> str:
     elsewhere = f", or set {about.base_url_variable} if it is elsewhere" if about.base_url_variable else ""
     return f"{name} does not list its models at {url} ({why}): start it{elsewhere}"
 
@@ -99,7 +101,7 @@ def _listed(url: str, seconds: float) -> list[str]:
         body = response.read(MOST_BYTES)
         if response.status != 200:
             raise ValueError(f"HTTP status {response.status}")
-        return [tag.name for tag in msgspec.json.decode(body, type=_Tags).models]
+        return [tag.name for tag in msgspec.json.decode(body, type=_OllamaModels).models]
     except (HTTPException, msgspec.MsgspecError) as error:
         raise ValueError(f"that is no list of models: {error}") from error
     finally:

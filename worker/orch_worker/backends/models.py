@@ -24,10 +24,10 @@ from ..system.files import bytes_of
 
 __all__ = [
     "Api",
-    "Flags",
     "Model",
-    "Models",
-    "Provider",
+    "ModelCatalog",
+    "ModelFlags",
+    "ProviderConfig",
     "charged_at",
     "cost",
     "equip",
@@ -54,7 +54,7 @@ Limit: TypeAlias = Annotated[int, Meta(ge=0)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
 
 
-class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ModelFlags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a model or its server does differently from others with the same API."""
 
     images: bool = True
@@ -78,7 +78,7 @@ class Flags(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     """Takes a number of tokens to think in, rather than a level."""
 
 
-class Provider(Struct, frozen=True, forbid_unknown_fields=True):
+class ProviderConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How to reach a provider. `keys` and the `*_variable`s name environment variables; the first key found is used.
 
     A response without content for `first_content_seconds` is given up.
@@ -114,7 +114,7 @@ class Provider(Struct, frozen=True, forbid_unknown_fields=True):
         return _address(said, self.base_path) if said else self.base_url
 
 
-class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+class ModelEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """One listed model, by the beginning of its name; what it leaves out is its provider's."""
 
     context: Tokens | None = None
@@ -146,7 +146,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     prices: tuple[Price, ...] = ()
     price_known: bool = True
     ceiling: float | None = None
-    flags: Flags = Flags()
+    flags: ModelFlags = ModelFlags()
     body: dict[str, Any] = {}
 
 
@@ -160,11 +160,11 @@ def headers_for(model: Model, keys: Mapping[str, str], key: str) -> dict[str, st
     }
 
 
-class Models(Struct, frozen=True, forbid_unknown_fields=True):
+class ModelCatalog(Struct, frozen=True, forbid_unknown_fields=True):
     """Every provider, and the models of each by the beginning of their names."""
 
-    providers: dict[str, Provider]
-    models: dict[str, dict[str, Entry]]
+    providers: dict[str, ProviderConfig]
+    models: dict[str, dict[str, ModelEntry]]
     source: str = ""
     made_by: str = ""
 
@@ -176,7 +176,7 @@ class Models(Struct, frozen=True, forbid_unknown_fields=True):
         """
         about = self.provider(provider)
         found = self.listed_as(provider, name)
-        entry = self.models[provider][found] if found is not None else Entry()
+        entry = self.models[provider][found] if found is not None else ModelEntry()
         own = found is not None and bool(entry.prices) and SAME_MODEL.fullmatch(name[len(found) :]) is not None
         return Model(
             api=entry.api or about.api,
@@ -190,7 +190,7 @@ class Models(Struct, frozen=True, forbid_unknown_fields=True):
             headers_variable=about.headers_variable,
             prices=() if about.free else entry.prices if own else self._floor(provider),
             price_known=own or about.free,
-            flags=msgspec.convert(about.flags | entry.flags, Flags),
+            flags=msgspec.convert(about.flags | entry.flags, ModelFlags),
             body=about.body | entry.body,
         )
 
@@ -221,7 +221,7 @@ class Models(Struct, frozen=True, forbid_unknown_fields=True):
         listed = self.models.get(provider, {})
         return max((known for known in listed if name.startswith(known)), key=len, default=None)
 
-    def provider(self, name: str) -> Provider:
+    def provider(self, name: str) -> ProviderConfig:
         """Return the provider called `name`. Raises ConfigError."""
         if name not in self.providers:
             raise ConfigError(f"unknown provider {name!r}: known are {', '.join(self.providers)}")
@@ -244,14 +244,14 @@ class Models(Struct, frozen=True, forbid_unknown_fields=True):
         return (prices,) if known else ()
 
 
-def load(home: Path | None = None) -> Models:
+def load(home: Path | None = None) -> ModelCatalog:
     """Return what is known, with `home`'s own models.json laid over it. Raises ConfigError if that does not fit."""
     own = home / FILE if home is not None else None
     if own is None or not own.exists():
         return _shipped()
     try:
         content = msgspec.json.decode(bytes_of(own, MOST_BYTES), type=dict[str, Any])
-        loaded = msgspec.convert(over(_raw(), content), Models)
+        loaded = msgspec.convert(over(_raw(), content), ModelCatalog)
         for provider, listed in loaded.models.items():
             for name in listed:
                 loaded.look_up(provider, name)
@@ -264,7 +264,7 @@ def load(home: Path | None = None) -> Models:
 
 def equip(
     spec: BackendSpec,
-    models: Models,
+    models: ModelCatalog,
     env: Mapping[str, str],
     keys: Container[str],
     ceiling: float | None = None,
@@ -348,8 +348,8 @@ def _raw() -> dict[str, Any]:
 
 
 @cache
-def _shipped() -> Models:
-    return msgspec.convert(_raw(), Models)
+def _shipped() -> ModelCatalog:
+    return msgspec.convert(_raw(), ModelCatalog)
 
 
 def over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
 from orch_protocol.core.text import scrub
 
-__all__ = ["SYSTEM_NOTE", "Wants", "arrange", "whole"]
+__all__ = ["SYSTEM_NOTE", "ProviderRequirements", "arrange", "whole"]
 
 NO_RESULT: Final = "No result is on record: the call may have taken effect, or not."
 STRAY_RESULT: Final = "[The result of a call that is not on record:]"
@@ -26,7 +26,7 @@ SYSTEM_NOTE: Final = "[A note of the system:]"
 Role = Literal["user", "assistant", "system"]
 
 
-class Wants(Struct, frozen=True):
+class ProviderRequirements(Struct, frozen=True):
     """What one provider takes: its own name, the ids of calls, whether images, whether late system messages."""
 
     provider: str
@@ -35,12 +35,12 @@ class Wants(Struct, frozen=True):
     system: bool = True
 
 
-class _Turn(Struct):
+class _MessageGroup(Struct):
     role: Role
     blocks: list[Block]
 
 
-def arrange(messages: Sequence[Message], wants: Wants) -> list[Message]:
+def arrange(messages: Sequence[Message], wants: ProviderRequirements) -> list[Message]:
     """Return the conversation so that a strict provider accepts it.
 
     It begins with a user's message, and the roles of users and assistants alternate. No message or text is empty. Each
@@ -61,7 +61,7 @@ def whole(text: str) -> str:
     return joined
 
 
-def _fitting(messages: Sequence[Message], wants: Wants) -> Iterator[_Turn]:
+def _fitting(messages: Sequence[Message], wants: ProviderRequirements) -> Iterator[_MessageGroup]:
     """Yield what of each message the provider takes; nothing for a message of which it takes nothing."""
     for message in messages:
         blocks = [fit for block in message.content if (fit := _fit(block, wants)) is not None]
@@ -70,12 +70,12 @@ def _fitting(messages: Sequence[Message], wants: Wants) -> Iterator[_Turn]:
         if not blocks:
             continue
         if message.role == "system" and not wants.system:
-            yield _Turn("user", [Text(SYSTEM_NOTE), *blocks])
+            yield _MessageGroup("user", [Text(SYSTEM_NOTE), *blocks])
         else:
-            yield _Turn(message.role, blocks)
+            yield _MessageGroup(message.role, blocks)
 
 
-def _fit(block: Block, wants: Wants) -> Block | None:
+def _fit(block: Block, wants: ProviderRequirements) -> Block | None:
     match block:
         case Text(text):
             return block if text.strip() else None
@@ -94,11 +94,11 @@ def _fit(block: Block, wants: Wants) -> Block | None:
             return block
 
 
-def _alternating(fitting: Iterator[_Turn]) -> list[_Turn]:
+def _alternating(fitting: Iterator[_MessageGroup]) -> list[_MessageGroup]:
     """Return turns of alternating roles; a system message never parts calls from their results."""
-    turns: list[_Turn] = []
-    held: list[_Turn] = []
-    last: _Turn | None = None  # that was no system message
+    turns: list[_MessageGroup] = []
+    held: list[_MessageGroup] = []
+    last: _MessageGroup | None = None  # that was no system message
     for turn in fitting:
         if turn.role == "system":
             (held if last is not None and last.role == "assistant" else turns).append(turn)
@@ -106,7 +106,7 @@ def _alternating(fitting: Iterator[_Turn]) -> list[_Turn]:
             last.blocks += turn.blocks
         else:
             if last is None and turn.role == "assistant":
-                turns.append(_Turn("user", [Text(NO_START)]))
+                turns.append(_MessageGroup("user", [Text(NO_START)]))
             turns.append(turn)
             if turn.role == "user":
                 turns += held
@@ -115,16 +115,16 @@ def _alternating(fitting: Iterator[_Turn]) -> list[_Turn]:
     return turns + held
 
 
-def _answered(turns: Sequence[_Turn], pattern: re.Pattern[str]) -> Iterator[_Turn]:
+def _answered(turns: Sequence[_MessageGroup], pattern: re.Pattern[str]) -> Iterator[_MessageGroup]:
     """Yield `turns` with exactly the calls of each assistant's turn answered in the next, under ids that fit."""
-    ids = _Ids(pattern)
+    ids = _CallIds(pattern)
     calls: list[tuple[str, str]] = []
     for turn in turns:
         if turn.role == "user":
             turn.blocks = _results_first(turn.blocks, calls)
             calls = []
         elif calls:
-            yield _Turn("user", _results_first([], calls))
+            yield _MessageGroup("user", _results_first([], calls))
             calls = []
         if turn.role == "assistant":
             for place, block in enumerate(turn.blocks):
@@ -134,7 +134,7 @@ def _answered(turns: Sequence[_Turn], pattern: re.Pattern[str]) -> Iterator[_Tur
                         turn.blocks[place] = ToolUse(calls[-1][1], block.name, block.input)
         yield turn
     if calls:
-        yield _Turn("user", _results_first([], calls))
+        yield _MessageGroup("user", _results_first([], calls))
 
 
 def _results_first(blocks: Sequence[Block], calls: Sequence[tuple[str, str]]) -> list[Block]:
@@ -157,7 +157,7 @@ def _results_first(blocks: Sequence[Block], calls: Sequence[tuple[str, str]]) ->
     return answers + rest
 
 
-class _Ids:
+class _CallIds:
     """Gives each call an id that fits and that no other call has, the same one each time the conversation is sent."""
 
     def __init__(self, pattern: re.Pattern[str]) -> None:

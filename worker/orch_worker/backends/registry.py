@@ -13,35 +13,44 @@ from orch_protocol.agent.spec import BackendSpec, Template
 from orch_protocol.core.errors import ConfigError
 
 from . import models
-from .base import Backend, Gate, check_backend
+from .base import Backend, RequestGate, check_backend
 
-__all__ = ["APIS", "PROVIDERS", "Provider", "complete", "is_loopback", "is_remote", "make_backend", "template_for"]
+__all__ = [
+    "APIS",
+    "PROVIDERS",
+    "ProviderModule",
+    "complete",
+    "is_loopback",
+    "is_remote",
+    "make_backend",
+    "template_for",
+]
 
 
-class Provider(Struct, frozen=True):
+class ProviderModule(Struct, frozen=True):
     """The module with the provider's `from_spec(spec, keys)`, and the zygote its workers are forked from."""
 
     module: str
     template: Template
 
 
-PROVIDERS: Final[dict[str, Provider]] = {
-    "extractive": Provider("orch_worker.backends.offline.extractive", "lean"),
-    "scripted": Provider("orch_worker.backends.offline.scripted", "lean"),
+PROVIDERS: Final[dict[str, ProviderModule]] = {
+    "extractive": ProviderModule("orch_worker.backends.offline.extractive", "lean"),
+    "scripted": ProviderModule("orch_worker.backends.offline.scripted", "lean"),
 }
 """Those that need nobody else. All others are data, see `models`."""
 
-APIS: Final[dict[models.Api, Provider]] = {
-    "messages": Provider("orch_worker.backends.providers.anthropic", "sdk"),
-    "chat": Provider("orch_worker.backends.providers.openai_chat", "sdk"),
-    "responses": Provider("orch_worker.backends.providers.openai_responses", "sdk"),
+APIS: Final[dict[models.Api, ProviderModule]] = {
+    "messages": ProviderModule("orch_worker.backends.providers.anthropic", "sdk"),
+    "chat": ProviderModule("orch_worker.backends.providers.openai_chat", "sdk"),
+    "responses": ProviderModule("orch_worker.backends.providers.openai_responses", "sdk"),
 }
 """What speaks for a provider that is data, by the API that its model is reached by."""
 
 
 def complete(
     spec: BackendSpec,
-    known: models.Models,
+    known: models.ModelCatalog,
     env: Mapping[str, str],
     keys: Container[str],
     ceiling: float | None = None,
@@ -59,7 +68,7 @@ def complete(
     return models.equip(spec, known, env, keys, ceiling)
 
 
-def make_backend(spec: BackendSpec, keys: Mapping[str, str], gate: Gate | None = None) -> Backend:
+def make_backend(spec: BackendSpec, keys: Mapping[str, str], gate: RequestGate | None = None) -> Backend:
     """Return the backend of a complete `spec`, whose requests pass `gate`; `keys` are the secrets by name.
 
     Raises ConfigError if there is none.
@@ -95,14 +104,14 @@ def is_loopback(url: str) -> bool:
         return False  # a name, which may lead anywhere
 
 
-def _provider(spec: BackendSpec) -> Provider:
+def _provider(spec: BackendSpec) -> ProviderModule:
     found = PROVIDERS.get(spec.provider) or APIS.get(spec.options.get("api", ""))
     if found is None:
         raise _unknown(spec, models.load())
     return found
 
 
-def _unknown(spec: BackendSpec, known: models.Models) -> ConfigError:
+def _unknown(spec: BackendSpec, known: models.ModelCatalog) -> ConfigError:
     names = ", ".join([*PROVIDERS, *known.providers])
     return ConfigError(
         f"unknown provider {spec.provider!r}: a model is `local` or `provider:model`, with one of {names}"

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orch_protocol.agent.spec import ToolSpec
-from orch_protocol.core.budget import Amounts
+from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.messages import Block, Message, ToolResult, Usage
 
-from ..conversation.tokens import Estimator
+from ..conversation.tokens import TokenEstimator
 from .base import (
     AssistantTurn,
     Backend,
     BackendInfo,
     Conversation,
-    Gate,
-    Instead,
+    CostEstimate,
     OnRetry,
     OnText,
-    Prefix,
-    Quote,
+    PromptPrefix,
+    RequestGate,
+    RequestOverride,
     lost_by,
 )
 
-__all__ = ["Movable"]
+__all__ = ["SwitchableBackend"]
 
 
-class Movable:
+class SwitchableBackend:
     """Stands for the backend that answers now."""
 
     def __init__(self, backend: Backend) -> None:
@@ -45,7 +45,7 @@ class Movable:
         await left.close()
 
     @property
-    def estimator(self) -> Estimator | None:
+    def estimator(self) -> TokenEstimator | None:
         """What says how long texts are, where the backend of now has one."""
         return self._now.estimator if isinstance(self._now, Conversation) else None
 
@@ -68,39 +68,39 @@ class Movable:
         self._now.tail = tail
 
     @property
-    def instead(self) -> Instead | None:
+    def instead(self) -> RequestOverride | None:
         """What the next requests hold in place of what is in the conversation."""
         return self._now.instead
 
     @instead.setter
-    def instead(self, instead: Instead | None) -> None:
+    def instead(self, instead: RequestOverride | None) -> None:
         self._now.instead = instead
 
     @property
-    def prefix(self) -> Prefix:
+    def prefix(self) -> PromptPrefix:
         """What of the next requests stays the same."""
         return self._now.prefix
 
     @prefix.setter
-    def prefix(self, prefix: Prefix) -> None:
+    def prefix(self, prefix: PromptPrefix) -> None:
         self._now.prefix = prefix
 
     @property
-    def most(self) -> Amounts | None:
+    def most(self) -> BudgetAmounts | None:
         """What the next response may take."""
         return self._now.most
 
     @most.setter
-    def most(self, most: Amounts | None) -> None:
+    def most(self, most: BudgetAmounts | None) -> None:
         self._now.most = most
 
     @property
-    def gate(self) -> Gate | None:
+    def gate(self) -> RequestGate | None:
         """What attempts at requests pass."""
         return self._now.gate
 
     @gate.setter
-    def gate(self, gate: Gate | None) -> None:
+    def gate(self, gate: RequestGate | None) -> None:
         self._now.gate = gate
 
     def append_system(self, text: str, tools: Sequence[ToolSpec]) -> None:
@@ -136,7 +136,7 @@ class Movable:
         """Learn from the entries of a transcript how long what is said really is."""
         self._now.learn(entries)
 
-    def quote(self, *, priced: bool) -> Quote:
+    def quote(self, *, priced: bool) -> CostEstimate:
         """Return what the next response may take."""
         return self._now.quote(priced=priced)
 

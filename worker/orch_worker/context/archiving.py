@@ -12,30 +12,30 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from orch_protocol.agent.spec import ArchivalSpec, BackendSpec, ToolSpec
-from orch_protocol.core.archives import Collapse, Upgrade
+from orch_protocol.core.archives import Collapse, RecordUpgrade
 from orch_protocol.core.errors import OrchError, StoreError
 from orch_protocol.core.messages import Message, StopReason
 from orch_protocol.services.archiving import (
     COMMIT_ARCHIVES,
     PLAN_ARCHIVING,
-    Archive,
-    Archived,
     ArchivePlan,
+    CommitArchives,
+    PlanArchiving,
     SummaryOrder,
 )
 from orch_protocol.services.requests import LIST_LIVE_SUBAGENTS, LiveAgent
 from orch_protocol.services.service import Empty
 
-from ..backends.base import Backend, Prefix
-from ..conversation.live_subagents import Live, live_block
+from ..backends.base import Backend, PromptPrefix
+from ..conversation.live_subagents import LiveSubagent, live_block
 from ..session.transcript import Transcript
 from ..tools.api.root_client import CallRoot
-from .summarizer import Summariser
+from .summarizer import Summarizer
 
 if TYPE_CHECKING:
-    from ..hooks.session_events import PastHooks
+    from ..hooks.session_events import ArchivalHooks
 
-__all__ = ["Archiving"]
+__all__ = ["TurnArchiver"]
 
 PLAN_SECONDS: Final = 60.0
 LIVE_SECONDS: Final = 10.0
@@ -44,7 +44,7 @@ CACHE_SECONDS: Final = 300.0
 """How long a provider keeps what it has cached of a conversation: after that, changing it costs nothing more."""
 
 
-class Archiving:
+class TurnArchiver:
     """What one agent does about its past.
 
     `call` asks the root; with `tools` that start subagents it tells of these too. `on_fault` is told when something
@@ -58,10 +58,10 @@ class Archiving:
         backend: Backend,
         call: CallRoot,
         *,
-        summariser: Summariser,
+        summariser: Summarizer,
         tools: Sequence[ToolSpec],
         on_fault: Callable[[], None] = lambda: None,
-        hooks: Callable[[], PastHooks | None] = lambda: None,
+        hooks: Callable[[], ArchivalHooks | None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._transcript = transcript
@@ -151,7 +151,7 @@ class Archiving:
         """Whether requests say in their end who is live, rather than in their system text."""
         return self._spec.in_tail
 
-    def told(self, system: str, prefix: Prefix) -> None:
+    def told(self, system: str, prefix: PromptPrefix) -> None:
         """The next request begins with `system`: so do those beside it, which ask for summaries."""
         self._summariser.system, self._summariser.prefix = system, prefix
 
@@ -231,7 +231,7 @@ class Archiving:
             factor = estimator.factor if estimator is not None else 1.0
             summariser = self._summariser
             tokens = self._backend.context_tokens()
-            ask = Archive(stop_reason, last, tokens, factor, summariser.there, summariser.beside, now)
+            ask = PlanArchiving(stop_reason, last, tokens, factor, summariser.there, summariser.beside, now)
             plan = await self._call(PLAN_ARCHIVING, ask, PLAN_SECONDS)
             if not plan.collapses:
                 return
@@ -240,7 +240,7 @@ class Archiving:
                 return
             requests = await self._carry_out(collapses)
             done = tuple(collapse.holder for collapse in collapses)
-            archived = Archived(done, self._backend.context_tokens(), turns=self._turns_of(done))
+            archived = CommitArchives(done, self._backend.context_tokens(), turns=self._turns_of(done))
             await self._call(COMMIT_ARCHIVES, archived, PLAN_SECONDS)
             if (hooks := self._hooks()) is not None:
                 for collapse in collapses:
@@ -292,7 +292,7 @@ class Archiving:
 
     async def _tell(self, problem: str) -> None:
         try:
-            await self._call(COMMIT_ARCHIVES, Archived(problem=problem), PLAN_SECONDS)
+            await self._call(COMMIT_ARCHIVES, CommitArchives(problem=problem), PLAN_SECONDS)
         except OrchError as error:
             print(f"archiving: {error}", flush=True)
 
@@ -344,7 +344,7 @@ class Archiving:
                 traceback.print_exc()
 
     def _upgrade(self, holder: str, stub: str, *, at_once: bool) -> None:
-        self._transcript.upgrade(Upgrade(holder, stub, at_once))
+        self._transcript.upgrade(RecordUpgrade(holder, stub, at_once))
         if at_once:
             # No request was made since the collapse, so nothing is cached behind it yet.
             self._reload()
@@ -366,5 +366,5 @@ class Archiving:
                 children = await self._call(LIST_LIVE_SUBAGENTS, Empty(), LIVE_SECONDS)
             except OrchError as error:
                 print(f"archiving: who is live is not known: {error}", flush=True)
-        holders = [Live(id, f"Archive: {task}") for id, task in self._transcript.session.view.holders()]
-        return live_block(holders, self._spec.block_entries, [Live(child.id, child.task) for child in children])
+        holders = [LiveSubagent(id, f"Archive: {task}") for id, task in self._transcript.session.view.holders()]
+        return live_block(holders, self._spec.block_entries, [LiveSubagent(child.id, child.task) for child in children])

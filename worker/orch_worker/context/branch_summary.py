@@ -16,11 +16,11 @@ from orch_protocol.core.messages import Message, Text, Usage, text_of
 
 from ..backends.base import Backend
 from ..session.session import Session
-from ..tools.dispatch.budget_client import Purse
-from .compaction_summary import Digest, digest_of, extract, parts_of, question, said, usable
+from ..tools.dispatch.budget_client import BudgetClient
+from .compaction_summary import CompactionDigest, digest_of, extract, parts_of, question, said, usable
 from .summarizer import writer_of
 
-__all__ = ["Left", "extracted", "left_behind", "summed_up"]
+__all__ = ["BranchSummaryText", "extracted", "left_behind", "summed_up"]
 
 CHARS: Final = 6_000
 PART_CHARS: Final = 100_000
@@ -39,7 +39,7 @@ Why it was left: what did not work, as far as that was said.
 Nothing of your own, no address to anybody."""
 
 
-class Left(Struct, frozen=True):
+class BranchSummaryText(Struct, frozen=True):
     """What is to be said of a way that is left, whether a model wrote it, and what that took."""
 
     text: str
@@ -54,18 +54,18 @@ def left_behind(session: Session, to: str | None) -> list[Message]:
     return [item.message for item in items if stays is None or not stays[session.places[item.last]]]
 
 
-def extracted(left: Sequence[Message]) -> Left:
+def extracted(left: Sequence[Message]) -> BranchSummaryText:
     """Return what can be said of `left` without a model: what was asked and answered, and what calls left behind."""
-    return Left(_told(left, extract(left, "", CHARS))) if left else Left("")
+    return BranchSummaryText(_told(left, extract(left, "", CHARS))) if left else BranchSummaryText("")
 
 
 async def summed_up(
     left: Sequence[Message],
     model: BackendSpec,
     make: Callable[[BackendSpec], Backend],
-    purse: Purse,
+    purse: BudgetClient,
     budgeted: Iterable[str] = (),
-) -> Left:
+) -> BranchSummaryText:
     """Return what `model` writes about `left`, between turns; what can be said without it when it has no words, or not
     in time, or what it takes is more than is left of what is `budgeted`."""
     spec = writer_of(model)
@@ -97,10 +97,14 @@ async def summed_up(
     finally:
         if asking is not None:
             await asking.close()
-    return Left(_told(left, body), by_model=True, usage=usage) if body else replace(extracted(left), usage=usage)
+    return (
+        BranchSummaryText(_told(left, body), by_model=True, usage=usage)
+        if body
+        else replace(extracted(left), usage=usage)
+    )
 
 
 def _told(left: Sequence[Message], body: str) -> str:
     """Return `body` with the calls that were made; the task and the question stay with what is not left."""
-    known = digest_of(left, Digest(), within=False)
+    known = digest_of(left, CompactionDigest(), within=False)
     return said(replace(known, task="", question="", archives=False), body, CHARS)

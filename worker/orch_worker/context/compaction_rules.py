@@ -10,14 +10,14 @@ from msgspec import Struct
 from orch_protocol.agent.spec import CompactionSpec
 from orch_protocol.core.messages import Message, ToolResult, ToolUse
 from orch_protocol.session.entries import CompactionReason, CompactionWriter
-from orch_protocol.session.tree import Compacted
+from orch_protocol.session.tree import CompactionDone
 
 from ..conversation.turns import is_answered, turns_of
-from ..session.visible_messages import Item
+from ..session.visible_messages import VisibleMessage
 
 __all__ = [
     "CRITICAL",
-    "Cut",
+    "CompactionCut",
     "asked_for",
     "bound",
     "is_critical",
@@ -52,7 +52,7 @@ BY: Final[dict[CompactionWriter, str]] = {
 }
 
 
-class Cut(Struct, frozen=True):
+class CompactionCut(Struct, frozen=True):
     """The first `stop` messages that are shown give way; `within` says that this is in the middle of a turn."""
 
     stop: int
@@ -65,13 +65,13 @@ def summary_tokens(at: int) -> int:
 
 
 def asked_for(
-    items: Sequence[Item[Any]],
+    items: Sequence[VisibleMessage[Any]],
     size: Callable[[Message], int],
     rules: CompactionSpec,
     *,
     tokens: int,
     told: int = 0,
-) -> Cut | None:
+) -> CompactionCut | None:
     """Return what of a conversation of `tokens` gives way when somebody wants that, None: that would free nothing.
 
     The last turns stay as far as the rules say; where there are no others, the end of the last one.
@@ -83,11 +83,11 @@ def asked_for(
     behind, room = _behind(messages, size), summary_tokens(tokens)
     stop = turn_cut(messages, rules.keep_turns)
     if stop in cuts and behind[told] - behind[stop] > room:
-        return Cut(stop)
+        return CompactionCut(stop)
     most = min(tokens // KEPT_SHARE, MOST_KEPT)
     stop = next((place for place in cuts if behind[place] <= most), cuts[-1])
     within = not is_answered(messages) and stop not in [turn.start for turn in turns_of(messages)]
-    return Cut(stop, within) if behind[told] - behind[stop] > room else None
+    return CompactionCut(stop, within) if behind[told] - behind[stop] > room else None
 
 
 def bound(rules: CompactionSpec, window: int, tokens: int, *, refused: bool) -> int:
@@ -103,7 +103,7 @@ def is_critical(tokens: int, rules: CompactionSpec, window: int) -> bool:
 
 
 def planned(
-    items: Sequence[Item[Any]],
+    items: Sequence[VisibleMessage[Any]],
     size: Callable[[Message], int],
     rules: CompactionSpec,
     *,
@@ -111,7 +111,7 @@ def planned(
     window: int,
     told: int = 0,
     refused: bool = False,
-) -> Cut | None:
+) -> CompactionCut | None:
     """Return what of a conversation is to give way now, None: nothing that would help.
 
     `tokens` is the size of its next request, `window` what the model takes (0: nobody knows). The first `told` messages
@@ -132,17 +132,17 @@ def planned(
 
     stop = turn_cut(messages, rules.keep_turns)
     if stop in cuts and _is_worth(freed(stop), tokens) and not (pressing and tokens - freed(stop) >= at):
-        return Cut(stop)
+        return CompactionCut(stop)
     if not pressing:
         return None
     most = min(at // KEPT_SHARE, MOST_KEPT)
     stop = next((place for place in cuts if behind[place] <= most), cuts[-1])
     if _is_worth(freed(stop), tokens) or (refused and freed(stop) > 0):
-        return Cut(stop, within=stop not in [turn.start for turn in turns_of(messages)])
+        return CompactionCut(stop, within=stop not in [turn.start for turn in turns_of(messages)])
     return None
 
 
-def safe_cuts(items: Sequence[Item[Any]], told: int = 0) -> list[int]:
+def safe_cuts(items: Sequence[VisibleMessage[Any]], told: int = 0) -> list[int]:
     """Return before which of `items` a conversation may be cut, ascending.
 
     Never between a call and its result, nor between messages that stand for the same entries; and behind the first
@@ -160,7 +160,7 @@ def safe_cuts(items: Sequence[Item[Any]], told: int = 0) -> list[int]:
     return cuts
 
 
-def line_of(done: Compacted) -> str:
+def line_of(done: CompactionDone) -> str:
     """Return what a compaction did, as a line for people."""
     before, after = done.tokens_before, done.tokens_after
     return f"{WHY[done.reason]}: {before:,} tokens are {after:,} now, by {BY[done.writer]}"
@@ -181,7 +181,7 @@ def _behind(messages: Sequence[Message], size: Callable[[Message], int]) -> list
     return behind
 
 
-def _blocks(items: Sequence[Item[Any]]) -> list[tuple[int, Any]]:
+def _blocks(items: Sequence[VisibleMessage[Any]]) -> list[tuple[int, Any]]:
     return [(place, block) for place, item in enumerate(items) for block in item.message.content]
 
 

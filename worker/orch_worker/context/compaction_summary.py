@@ -27,7 +27,7 @@ from ..conversation.turns import is_prompt, turns_of
 __all__ = [
     "REMEMBER",
     "SYSTEM",
-    "Digest",
+    "CompactionDigest",
     "details_of",
     "digest_of",
     "extract",
@@ -80,7 +80,7 @@ _REMEMBER: Final = re.compile(r"^[#*_ ]*Remember[*_ ]*:?[*_ ]*$", re.MULTILINE |
 _ITEM: Final = re.compile(r"^\s*[-*•]\s+", re.MULTILINE)
 
 
-class Digest(Struct, frozen=True):
+class CompactionDigest(Struct, frozen=True):
     """What is known of what left a conversation, without anybody's words for it.
 
     `task` is what the agent is for, `question` what it is still to answer when that left too; `body` what a summary
@@ -94,7 +94,7 @@ class Digest(Struct, frozen=True):
     archives: bool = False
 
 
-def digest_of(gone: Sequence[Message], before: Digest, *, within: bool) -> Digest:
+def digest_of(gone: Sequence[Message], before: CompactionDigest, *, within: bool) -> CompactionDigest:
     """Return what is known of `gone`, messages that follow those that `before` tells of, with the body of that.
 
     `within` says that they end in the middle of a turn.
@@ -104,7 +104,7 @@ def digest_of(gone: Sequence[Message], before: Digest, *, within: bool) -> Diges
     asked = [before.question]
     for text in map(question_in, prompts):
         asked = [*asked, text] if text.startswith(STEERING) else [text]
-    return Digest(
+    return CompactionDigest(
         task=clip(tasks[0], MOST_TASK, HINT) if tasks else before.task,
         question=clip("\n\n".join(filter(None, asked)), MOST_QUESTION, HINT) if within else "",
         body=before.body,
@@ -113,22 +113,22 @@ def digest_of(gone: Sequence[Message], before: Digest, *, within: bool) -> Diges
     )
 
 
-def on_record(entry: CompactionEntry | None) -> Digest:
+def on_record(entry: CompactionEntry | None) -> CompactionDigest:
     """Return what a compaction that is on record tells; of one that another program made, that is its text. Of one that
     was deleted for good nothing is left but the task."""
     if entry is None:
-        return Digest()
+        return CompactionDigest()
     if entry.writer is None:
-        return Digest(body=entry.summary)
-    return msgspec.convert(entry.details or {}, Digest)
+        return CompactionDigest(body=entry.summary)
+    return msgspec.convert(entry.details or {}, CompactionDigest)
 
 
-def details_of(digest: Digest, body: str) -> Any:
+def details_of(digest: CompactionDigest, body: str) -> Any:
     """Return what the next compaction goes on from, as JSON data."""
     return msgspec.to_builtins(msgspec.structs.replace(digest, body=body))
 
 
-def said(digest: Digest, body: str, chars: int) -> str:
+def said(digest: CompactionDigest, body: str, chars: int) -> str:
     """Return the text of a summary: what `body` says, and what is known besides, in about `chars` characters."""
     done = render(digest.receipt, max(chars // RECEIPT_SHARE, LEAST_LINE)) if digest.receipt.tools else ""
     parts = [

@@ -17,20 +17,20 @@ from orch_protocol.agent.spec import BackendSpec, CompactionSpec
 from orch_protocol.core.errors import ConfigError, ContextOverflowError, OrchError
 from orch_protocol.core.messages import Message, Text, Usage, text_of
 from orch_protocol.session.entries import CompactionEntry, CompactionReason, CompactionWriter
-from orch_protocol.session.tree import Compacted
+from orch_protocol.session.tree import CompactionDone
 
 from ..backends.base import Backend
 from ..conversation.stubs import is_summary
-from ..conversation.tokens import CHARS_PER_TOKEN, Estimator
+from ..conversation.tokens import CHARS_PER_TOKEN, TokenEstimator
 from ..session.session import Session
 from ..session.transcript import Transcript
-from ..session.visible_messages import Item
-from ..tools.dispatch.budget_client import Hold, Purse
-from .compaction_rules import Cut, asked_for, bound, planned, summary_tokens
+from ..session.visible_messages import VisibleMessage
+from ..tools.dispatch.budget_client import BudgetClient, BudgetReservation
+from .compaction_rules import CompactionCut, asked_for, bound, planned, summary_tokens
 from .compaction_summary import (
     REMEMBER,
     SYSTEM,
-    Digest,
+    CompactionDigest,
     details_of,
     digest_of,
     extract,
@@ -45,8 +45,8 @@ from .compaction_summary import (
 from .summarizer import writer_of
 
 if TYPE_CHECKING:
-    from ..hooks.session_events import PastHooks
-    from ..memory.memory_session import Recollection
+    from ..hooks.session_events import ArchivalHooks
+    from ..memory.memory_session import MemorySession
 
 __all__ = ["Compactor"]
 
@@ -57,7 +57,7 @@ MOST_ASKED: Final = 400_000
 UNFINISHED: Final = frozenset({"max_tokens", "budget", "refusal", "error"})
 
 
-class _Due(Struct, frozen=True):
+class _DueCompaction(Struct, frozen=True):
     """A compaction that is due: `gone` is to go of a conversation of `tokens`, and `kept` is the first that stays.
 
     `known` is what is known of what goes, and its summary may have about `chars` characters. There is `room` for so
@@ -66,22 +66,22 @@ class _Due(Struct, frozen=True):
 
     turn: str
     reason: CompactionReason
-    cut: Cut
+    cut: CompactionCut
     gone: list[Message]
-    kept: Item[int]
-    known: Digest
+    kept: VisibleMessage[int]
+    known: CompactionDigest
     tokens: int
     chars: int
     room: int
 
 
-class _Written(Struct):
+class _WrittenSummary(Struct):
     """What stands there in the end, who wrote it, and the money that was put aside for it, with what it took: for the
     query `turn`, "" for none."""
 
     body: str = ""
     writer: CompactionWriter = "extract"
-    holds: list[tuple[Hold, Usage]] = []
+    holds: list[tuple[BudgetReservation, Usage]] = []
     turn: str = ""
 
 
@@ -97,11 +97,11 @@ class Compactor:
         rules: CompactionSpec,
         transcript: Transcript,
         backend: Backend,
-        purse: Purse,
+        purse: BudgetClient,
         *,
         model: Callable[[], BackendSpec],
         make: Callable[[BackendSpec], Backend],
-        memory: Recollection | None = None,
+        memory: MemorySession | None = None,
     ) -> None:
         self._rules = rules
         self._transcript = transcript
@@ -113,8 +113,8 @@ class Compactor:
         self._unclaimed = Usage()
 
     async def compact(
-        self, turn: str, reason: CompactionReason, hooks: PastHooks | None = None, instructions: str = ""
-    ) -> Compacted | None:
+        self, turn: str, reason: CompactionReason, hooks: ArchivalHooks | None = None, instructions: str = ""
+    ) -> CompactionDone | None:
         """Compact the conversation in the query `turn`, if that is due and helps; return None if it does not.
 
         `hooks` may forbid it, write the summary themselves, or add to it; each compaction asks them, and tells them.
@@ -137,7 +137,7 @@ class Compactor:
             if told is None:
                 return None
             instructions = told.instructions
-        written = _Written(holds=[], turn=turn)
+        written = _WrittenSummary(holds=[], turn=turn)
         try:
             if told is not None and told.summary:
                 written.body, written.writer = told.summary, "hook"
@@ -159,7 +159,7 @@ class Compactor:
         if hooks is not None:
             hooks.compacted(reason, entry.summary, tokens_before=due.tokens, tokens_after=after, supplied=supplied)
         sizes = (due.tokens, after)
-        return Compacted(entry.id, len(due.gone), *sizes, reason, written.writer, entry.summary, usage)
+        return CompactionDone(entry.id, len(due.gone), *sizes, reason, written.writer, entry.summary, usage)
 
     def _nothing(self) -> str:
         """Return why there is nothing to compact."""
@@ -168,10 +168,10 @@ class Compactor:
             f"{len(self._transcript.session.view.items)} messages, all that could go is no longer than a summary of it"
         )
 
-    def _due(self, turn: str, reason: CompactionReason) -> _Due | None:
+    def _due(self, turn: str, reason: CompactionReason) -> _DueCompaction | None:
         session, backend, rules = self._transcript.session, self._backend, self._rules
         view, window, tokens = session.view, backend.info().context_limit, backend.context_tokens()
-        size = (getattr(backend, "estimator", None) or Estimator()).message
+        size = (getattr(backend, "estimator", None) or TokenEstimator()).message
         refused = reason == "refused"
         if reason in ("asked", "hook"):
             cut = asked_for(view.items, size, rules, tokens=tokens, told=view.told)
@@ -180,7 +180,7 @@ class Compactor:
         if cut is None:
             return None
         gone = [item.message for item in view.items[view.told : cut.stop]]
-        return _Due(
+        return _DueCompaction(
             turn=turn,
             reason=reason,
             cut=cut,
@@ -192,13 +192,13 @@ class Compactor:
             room=window - tokens if reason != "refused" else 0,
         )
 
-    async def _flush(self, written: _Written) -> None:
+    async def _flush(self, written: _WrittenSummary) -> None:
         """Keep what is to be remembered elsewhere, before it leaves the conversation."""
         written.body, items = parted(written.body)
         if self._memory is not None and items:
             await self._memory.flush(items)
 
-    def _record(self, due: _Due, written: _Written) -> tuple[CompactionEntry, Usage]:
+    def _record(self, due: _DueCompaction, written: _WrittenSummary) -> tuple[CompactionEntry, Usage]:
         """Record it, and go on with the conversation as it is from now on."""
         usage = self._unclaimed
         entry = self._transcript.compaction(
@@ -218,7 +218,7 @@ class Compactor:
 
     # The model.
 
-    async def _ask(self, written: _Written, due: _Due, more: str) -> None:
+    async def _ask(self, written: _WrittenSummary, due: _DueCompaction, more: str) -> None:
         """Let a model write, which is told `more`; when it does not, or takes too long, nothing is written."""
         spec = writer_of(self._model())
         if spec is None:
@@ -244,7 +244,7 @@ class Compactor:
             if asking is not None:
                 await asking.close()
 
-    async def _beside(self, asking: Backend, written: _Written, due: _Due, more: str) -> str:
+    async def _beside(self, asking: Backend, written: _WrittenSummary, due: _DueCompaction, more: str) -> str:
         """Return what a model writes that has the conversation before it, which its provider has cached; "": nothing.
 
         It is asked apart when that is too long after all.
@@ -258,7 +258,7 @@ class Compactor:
         except ContextOverflowError:
             return ""
 
-    async def _apart(self, asking: Backend, written: _Written, due: _Due, more: str) -> str:
+    async def _apart(self, asking: Backend, written: _WrittenSummary, due: _DueCompaction, more: str) -> str:
         """Return what a model writes that is shown what goes, in parts if that is too much at once; "": nothing."""
         window, body = asking.info().context_limit, due.known.body
         most = max(LEAST_ASKED, min(window * CHARS_ASKED if window else MOST_ASKED, MOST_ASKED))
@@ -272,7 +272,7 @@ class Compactor:
                 return ""
         return body
 
-    async def _answer(self, asking: Backend, written: _Written, prompt: str, chars: int) -> str:
+    async def _answer(self, asking: Backend, written: _WrittenSummary, prompt: str, chars: int) -> str:
         asking.append_user((Text(prompt),))
         hold = await self._purse.reserve(asking, beside=not written.turn)
         turn = await self._purse.response(asking, hold)
@@ -282,7 +282,7 @@ class Compactor:
         return "" if turn.stop_reason in UNFINISHED else usable(text_of(turn.message), chars)
 
 
-def _before(session: Session, gone: Iterable[Message]) -> Digest:
+def _before(session: Session, gone: Iterable[Message]) -> CompactionDigest:
     """Return what the compaction before this one has on record; of one that is not shown any more, what never ends."""
     known = on_record(session.compacted)
-    return known if any(map(is_summary, gone)) else Digest(task=known.task)
+    return known if any(map(is_summary, gone)) else CompactionDigest(task=known.task)

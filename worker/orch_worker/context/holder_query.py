@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from orch_protocol.core.archives import Source
+from orch_protocol.core.archives import ArchiveSource
 from orch_protocol.core.messages import Message, Text, user
 
 from ..conversation.rendering import fitted, render_block
 from ..conversation.tokens import CHARS_PER_TOKEN
-from ..session.log_reader import Held, entries_in
+from ..session.log_reader import ArchivedEntry, entries_in
 from ..session.transcript import NAME
 
 __all__ = ["entry_text", "rendered", "said", "testimony"]
@@ -22,7 +22,7 @@ HINT: Final = "the archive has all of it: read_archive"
 DAMAGED: Final = user("(This entry is damaged on the disk and cannot be read.)")
 
 
-def testimony(source: Source, context_limit: int) -> tuple[Message, ...]:
+def testimony(source: ArchiveSource, context_limit: int) -> tuple[Message, ...]:
     """Return what `source` holds, one message an entry, within 60 % of `context_limit` tokens (0: all of it).
 
     What does not fit is cut, the longest entries first. An entry on a damaged line says so. Raises DamagedError,
@@ -34,7 +34,7 @@ def testimony(source: Source, context_limit: int) -> tuple[Message, ...]:
     return rendered(messages, context_limit)
 
 
-def said(held: Held) -> Message:
+def said(held: ArchivedEntry) -> Message:
     """Return the message of an entry, or that it is damaged."""
     return held.entry.message if held.entry is not None else DAMAGED
 

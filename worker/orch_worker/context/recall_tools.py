@@ -6,16 +6,16 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from orch_protocol.core.taint import Mark, passed_on
+from orch_protocol.core.taint import TaintLabel, inherited_labels
 from orch_protocol.services.recall import (
     LIST_TAINT_LABELS,
     READ_ARCHIVE,
     SEARCH_ARCHIVE,
-    MarksOf,
+    ListTaintLabels,
     ReadArchive,
     SearchArchive,
 )
-from orch_protocol.services.requests import ASK_ALL, MapAgents
+from orch_protocol.services.requests import ASK_ALL, AskAll
 
 from ..conversation.recalled import shown_entries, shown_hits
 from ..conversation.tokens import clip
@@ -65,7 +65,7 @@ async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str)
         ids: Whom to ask.
         prompt: The question.
     """
-    asked = MapAgents(ids, prompt, max(context.seconds - 2.0, context.seconds / 2), context.told)
+    asked = AskAll(ids, prompt, max(context.seconds - 2.0, context.seconds / 2), context.told)
     answers = await context.call_root(ASK_ALL, asked, context.seconds)
     text = "\n\n".join(
         f"{each.ref}: {clip(each.reply.text, ANSWER_CHARS, 'ask this one alone')}"
@@ -77,11 +77,11 @@ async def map_subagents(context: ToolContext, ids: tuple[str, ...], prompt: str)
     return ToolOutput(
         text,
         local=any(reply.local for reply in replies),
-        marks=tuple(mark for reply in replies for mark in passed_on(reply.marks, reply.id)),
+        marks=tuple(mark for reply in replies for mark in inherited_labels(reply.marks, reply.id)),
     )
 
 
-async def _marks(context: ToolContext, *ids: str) -> tuple[Mark, ...]:
+async def _marks(context: ToolContext, *ids: str) -> tuple[TaintLabel, ...]:
     """Return what is brought back from these archives."""
-    marks = await context.call_root(LIST_TAINT_LABELS, MarksOf(ids), context.seconds) if ids else []
+    marks = await context.call_root(LIST_TAINT_LABELS, ListTaintLabels(ids), context.seconds) if ids else []
     return tuple(marks)

@@ -10,28 +10,28 @@ from msgspec import Struct
 
 from orch_protocol.agent.spec import BackendSpec, ToolSpec
 from orch_protocol.core.messages import Message, Text, text_of
-from orch_protocol.services.archiving import SUMMARIZE_ARCHIVE, Summarise, SummaryOrder
+from orch_protocol.services.archiving import SUMMARIZE_ARCHIVE, SummarizeArchive, SummaryOrder
 
-from ..backends.base import Backend, Prefix
+from ..backends.base import Backend, PromptPrefix
 from ..backends.registry import is_remote
 from ..tools.api.root_client import CallRoot
-from ..tools.dispatch.budget_client import Purse
+from ..tools.dispatch.budget_client import BudgetClient
 
-__all__ = ["Call", "Summariser", "writer_of"]
+__all__ = ["CallService", "Summarizer", "writer_of"]
 
 STEP_SECONDS: Final = 60.0
 PATIENCE: Final = 4
 """So many times the time for one answer may all of them take: a long turn is asked about in parts."""
 
 
-class Call(Protocol):
+class CallService(Protocol):
     """Asks the root for a service."""
 
     async def __call__(self, service: str, params: Struct, seconds: float | None = None) -> Struct:
         """Return the service's result."""
 
 
-class Summariser:
+class Summarizer:
     """Has summaries written for one agent, by the model behind `spec` unless the root names another.
 
     `make` makes a backend of a spec, which is paid from `purse`; `system` and `tools` are what the agent's own requests
@@ -43,7 +43,7 @@ class Summariser:
         spec: BackendSpec,
         make: Callable[[BackendSpec], Backend],
         call: CallRoot,
-        purse: Purse,
+        purse: BudgetClient,
         *,
         tools: Sequence[ToolSpec],
         seconds: float,
@@ -53,7 +53,7 @@ class Summariser:
         self._make = make
         self._call = call
         self._purse = purse
-        self.system, self.prefix = "", Prefix()
+        self.system, self.prefix = "", PromptPrefix()
         """What the agent's last request began with, which its provider has cached."""
         self._tools = tools
         self._seconds = seconds
@@ -87,7 +87,7 @@ class Summariser:
         try:
             async with asyncio.timeout(self._seconds * PATIENCE):
                 while True:
-                    said = Summarise(order.holder, answer, order.beside)
+                    said = SummarizeArchive(order.holder, answer, order.beside)
                     step = await self._call(SUMMARIZE_ARCHIVE, said, STEP_SECONDS)
                     if step.request is None:
                         return step.stub

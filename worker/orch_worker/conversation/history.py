@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from orch_protocol.core.messages import Block, Message, Text, ToolResult, tool_uses, user
 
-__all__ = ["History", "acceptable", "without_lost"]
+__all__ = ["HistoryBuilder", "acceptable", "without_lost"]
 
 LOST_RESULT = "The process ended before a result was recorded: the call may have taken effect, or not."
 LIVE = "run_python"
@@ -30,7 +30,7 @@ def _is_lost(block: Block) -> bool:
     return isinstance(block, ToolResult) and block.content in ((Text(LOST_RESULT),), (Text(LOST_LIVE),))
 
 
-class History:
+class HistoryBuilder:
     """Makes a conversation that providers accept out of the messages a file holds, one after the other."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class History:
 
 def acceptable(messages: Iterable[Message]) -> tuple[Message, ...]:
     """Return `messages`, whatever they are, in a form that providers accept; see `Session.messages`."""
-    history = History()
+    history = HistoryBuilder()
     for message in messages:
         history.add(message)
     return history.messages()

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ["HEADING", "Live", "live_block"]
+__all__ = ["HEADING", "LiveSubagent", "live_block"]
 
 HEADING: Final = "# Live Subagents"
 
@@ -16,14 +16,14 @@ They hold archived turns of this conversation, whole. search_archive finds a det
 _ASK: Final = "query_subagent asks one of them."
 
 
-class Live(Struct, frozen=True):
+class LiveSubagent(Struct, frozen=True):
     """One line of the block."""
 
     id: str
     task: str
 
 
-def live_block(live: Sequence[Live], limit: int, children: Sequence[Live] = ()) -> str:
+def live_block(live: Sequence[LiveSubagent], limit: int, children: Sequence[LiveSubagent] = ()) -> str:
     """Return the block for the holders `live`, oldest first: the latest `limit` of them, and how many more there are.
 
     `children` are agents that work for this one, and stand before them. "" when there is nobody, so that a conversation
@@ -43,5 +43,5 @@ def live_block(live: Sequence[Live], limit: int, children: Sequence[Live] = ()) 
     return "\n\n".join(parts)
 
 
-def _line(live: Live) -> str:
+def _line(live: LiveSubagent) -> str:
     return f"- id: {live.id} | task: {' '.join(live.task.split())}"

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from orch_protocol.core.prompts import TIERS, PromptPart, PromptRules, Tier
 from orch_protocol.hooks.patches import PromptPatch
 
-from .tokens import Estimator
+from .tokens import TokenEstimator
 
-__all__ = ["LIVE", "PartError", "fitted", "of_tier", "patched", "put", "rendered"]
+__all__ = ["LIVE", "PromptPartError", "fitted", "of_tier", "patched", "put", "rendered"]
 
 LIVE: Final = "live_subagents"
 """The part that is the last of all."""
@@ -27,7 +27,7 @@ CUT: Final = "[{name} is cut: {left} of its {tokens} tokens are left out]"
 LEFT_OUT: Final = "[Left out for want of room: {names}]"
 
 
-class PartError(ValueError):
+class PromptPartError(ValueError):
     """What a hook wants of the parts of a prompt cannot be had; says why."""
 
 
@@ -53,7 +53,7 @@ def patched(
     """Return `parts` as the hook called `hook` wants them: what it adds or replaces is its own from then on.
 
     With `recorded` the context tier is on record, and stays: only what stands there already can be added again.
-    Raises PartError.
+    Raises PromptPartError.
     """
     known = {part.name: part for part in parts}
     for name in () if patch.drop is UNSET else patch.drop:
@@ -62,7 +62,7 @@ def patched(
     for part in () if patch.replace is UNSET else patch.replace:
         there = known.get(part.name)
         if there is None:
-            raise PartError(f"there is no part {part.name!r} to replace; there are {', '.join(known) or 'none'}")
+            raise PromptPartError(f"there is no part {part.name!r} to replace; there are {', '.join(known) or 'none'}")
         if there.text != part.text:
             _check_open(there.tier, part.name, recorded)
             known[part.name] = replace(there, text=part.text, source=part.source, owner=f"hook {hook}")
@@ -71,10 +71,10 @@ def patched(
         there = known.get(part.name)
         if there is not None:
             if (there.text, there.tier) != (part.text, part.tier):
-                raise PartError(f"there is a part {part.name!r} already: replace it, or choose another name")
+                raise PromptPartError(f"there is a part {part.name!r} already: replace it, or choose another name")
             continue
         if not NAME.fullmatch(part.name):
-            raise PartError(f"{part.name!r} is no name of a part: letters, digits and any of _.:/@-, at most 80")
+            raise PromptPartError(f"{part.name!r} is no name of a part: letters, digits and any of _.:/@-, at most 80")
         _check_open(part.tier, part.name, recorded)
         known[part.name] = replace(part, owner=f"hook {hook}")
         added.append(part.name)
@@ -84,14 +84,14 @@ def patched(
 
 def _check_open(tier: Tier, name: str, recorded: bool) -> None:
     if recorded and tier == "context":
-        raise PartError(
+        raise PromptPartError(
             f"{name!r} is of the context tier, which is on record and stays as it was when the agent was first asked; "
             "stable and volatile parts can be changed"
         )
 
 
 def fitted(
-    parts: Iterable[PromptPart], tier: Tier, rules: PromptRules, estimator: Estimator
+    parts: Iterable[PromptPart], tier: Tier, rules: PromptRules, estimator: TokenEstimator
 ) -> tuple[tuple[PromptPart, ...], tuple[str, ...]]:
     """Return the parts of `tier` within what `rules` allow it, and what was done to the others, a line each.
 
@@ -129,7 +129,7 @@ def fitted(
     return tuple(result), tuple(notes)
 
 
-def cut(text: str, tokens: int, estimator: Estimator) -> str:
+def cut(text: str, tokens: int, estimator: TokenEstimator) -> str:
     """Return as many whole lines of `text` as `tokens` hold, of a first line that is too long its beginning."""
     if tokens <= 0:
         return ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from orch_protocol.core.messages import Message
-from orch_protocol.services.recall import Hit
+from orch_protocol.services.recall import SearchHit
 
 from .rendering import render_message
 from .tokens import clip
@@ -20,7 +20,7 @@ _WHERE: Final = re.compile(r"([a-f][0-9a-f]{11} entry \d+) \(")
 FOUND: Final = "[Found by search in what you hold:]"
 
 
-def shown_hits(hits: Sequence[Hit]) -> str:
+def shown_hits(hits: Sequence[SearchHit]) -> str:
     """Return `hits` as text of at most about 1,500 tokens."""
     if not hits:
         return "Nothing in the archives resembles that."
@@ -36,7 +36,7 @@ def shown_hits(hits: Sequence[Hit]) -> str:
     return "\n\n".join(parts)
 
 
-def with_hits(question: str, hits: Sequence[Hit]) -> str:
+def with_hits(question: str, hits: Sequence[SearchHit]) -> str:
     """Return `question` for whoever holds an era, with what a search in that found for it."""
     return f"{question}\n\n{FOUND}\n\n{shown_hits(hits)}" if hits else question
 

@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from orch_protocol.core.messages import Message, Text
 
-from .subagent_calls import Asked, asked_in, latest, named
-from .turns import Call, calls_of
+from .subagent_calls import AskedAgent, asked_in, latest, named
+from .turns import CallWithResult, calls_of
 
-__all__ = ["NUMBER", "Command", "Receipt", "merge", "receipt_of", "render", "with_summary"]
+__all__ = ["NUMBER", "CommandOutcome", "Receipt", "merge", "receipt_of", "render", "with_summary"]
 
 MOST: Final = 40
 LINE: Final = 160
@@ -58,7 +58,7 @@ _INSTALLS: Final = re.compile(
 _GIT: Final = re.compile(r"\bgit\s+(?:commit|push|merge|rebase|checkout|switch|reset|tag|stash)\b[^\n;&|]*")
 
 
-class Command(Struct, frozen=True, omit_defaults=True):
+class CommandOutcome(Struct, frozen=True, omit_defaults=True):
     """A command that ran, and how it ended: its exit code where the result tells, else whether it failed."""
 
     line: str
@@ -81,14 +81,14 @@ class Receipt(Struct, frozen=True, omit_defaults=True):
 
     read: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    commands: tuple[Command, ...] = ()
+    commands: tuple[CommandOutcome, ...] = ()
     tools: dict[str, int] = {}
     errors: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     more: int = 0
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[AskedAgent, ...] = ()
 
 
 def receipt_of(messages: Sequence[Message], task: str = "") -> Receipt:
@@ -97,7 +97,7 @@ def receipt_of(messages: Sequence[Message], task: str = "") -> Receipt:
     tools: dict[str, int] = {}
     read: list[str] = []
     changed: list[str] = []
-    commands: list[Command] = []
+    commands: list[CommandOutcome] = []
     errors: list[str] = []
     effects: list[str] = []
     for call in calls:
@@ -152,15 +152,15 @@ def render(receipt: Receipt, chars: int) -> str:
     counted = ", ".join(f"{name} x{times}" if times > 1 else name for name, times in receipt.tools.items())
     commands = sorted(receipt.commands, key=lambda command: command.has_failed)
     lines = [
-        _Line("Tasks", receipt.tasks if len(receipt.tasks) > 1 else ()),
-        _Line("Subagents", (named(receipt.asked, chars // 2),) if receipt.asked else ()),
-        _Line("Changed", receipt.changed, ", ", lasting=True),
-        _Line("Commands", tuple(map(str, commands)), lasting=any(command.has_failed for command in commands)),
-        _Line("Errors", receipt.errors, lasting=True),
-        _Line("Lasting", receipt.effects, lasting=True),
-        _Line("Read", receipt.read, ", "),
-        _Line("Tools", (counted,) if counted else ()),
-        _Line("Numbers", receipt.numbers, ", "),
+        _ReceiptLine("Tasks", receipt.tasks if len(receipt.tasks) > 1 else ()),
+        _ReceiptLine("Subagents", (named(receipt.asked, chars // 2),) if receipt.asked else ()),
+        _ReceiptLine("Changed", receipt.changed, ", ", lasting=True),
+        _ReceiptLine("Commands", tuple(map(str, commands)), lasting=any(command.has_failed for command in commands)),
+        _ReceiptLine("Errors", receipt.errors, lasting=True),
+        _ReceiptLine("Lasting", receipt.effects, lasting=True),
+        _ReceiptLine("Read", receipt.read, ", "),
+        _ReceiptLine("Tools", (counted,) if counted else ()),
+        _ReceiptLine("Numbers", receipt.numbers, ", "),
     ]
     return _laid_out([line for line in lines if line.items], chars) or _cut("No tool was used.", chars)
 
@@ -179,16 +179,16 @@ def with_summary(receipt: Receipt, summary: str, chars: int = KEPT_CHARS) -> str
     failed = unsaid([str(command) for command in receipt.commands if command.has_failed])
     errors = [error for error in unsaid(receipt.errors) if not any(_flat(error) in _flat(line) for line in failed)]
     lines = [
-        _Line("Changed", unsaid(receipt.changed), ", ", lasting=True),
-        _Line("Failed", failed, lasting=True),
-        _Line("Errors", tuple(errors), lasting=True),
-        _Line("Lasting", unsaid(receipt.effects), lasting=True),
+        _ReceiptLine("Changed", unsaid(receipt.changed), ", ", lasting=True),
+        _ReceiptLine("Failed", failed, lasting=True),
+        _ReceiptLine("Errors", tuple(errors), lasting=True),
+        _ReceiptLine("Lasting", unsaid(receipt.effects), lasting=True),
     ]
     kept = _laid_out([line for line in lines if line.items], chars)
     return f"{kept}\n{summary}" if kept else summary
 
 
-class _Line(Struct, frozen=True):
+class _ReceiptLine(Struct, frozen=True):
     """One line of a record. One that is `lasting` gets its room before the others."""
 
     label: str
@@ -210,7 +210,7 @@ class _Line(Struct, frozen=True):
         return _cut(f"{self.label}: {text}", chars)
 
 
-def _laid_out(lines: Sequence[_Line], chars: int) -> str:
+def _laid_out(lines: Sequence[_ReceiptLine], chars: int) -> str:
     """Return `lines` in at most `chars` characters. Lasting ones get up to three quarters before the others."""
     first, rest = ([line for line in lines if line.lasting is lasting] for lasting in (True, False))
     wanted = sum(line.size for line in rest)
@@ -225,7 +225,7 @@ def _laid_out(lines: Sequence[_Line], chars: int) -> str:
 _LISTS: Final = ("read", "changed", "commands", "errors", "numbers", "effects", "tasks")
 
 
-def _bounded(*, tools: dict[str, int], asked: tuple[Asked, ...], more: int = 0, **lists: list[Any]) -> Receipt:
+def _bounded(*, tools: dict[str, int], asked: tuple[AskedAgent, ...], more: int = 0, **lists: list[Any]) -> Receipt:
     kept: dict[str, Any] = {}
     for name, values in lists.items():
         distinct = list(dict.fromkeys(values))
@@ -241,7 +241,7 @@ def _bounded(*, tools: dict[str, int], asked: tuple[Asked, ...], more: int = 0, 
 def _latest(values: Sequence[Any]) -> list[Any]:
     """Return the last `MOST` of `values` without repeats, in order; commands that failed count as later than others."""
     distinct = list(dict.fromkeys(reversed(values)))[::-1]
-    failed = [value for value in distinct if isinstance(value, Command) and value.has_failed][-MOST:]
+    failed = [value for value in distinct if isinstance(value, CommandOutcome) and value.has_failed][-MOST:]
     others = [value for value in distinct if value not in failed]
     kept = {*failed, *others[max(0, len(others) - (MOST - len(failed))) :]}
     return [value for value in distinct if value in kept]
@@ -257,16 +257,16 @@ def _values(input: Any, keys: Sequence[str]) -> Iterator[str]:
                 yield item.strip()
 
 
-def _command(line: str, call: Call) -> Command:
+def _command(line: str, call: CallWithResult) -> CommandOutcome:
     flat = _cut(" ".join(line.split()), LINE)
     result = call.result or ""
     # The code stands at the edge of what a tool returns; in the middle it may be anybody's words.
     edge = result if len(result) <= 800 else f"{result[:400]}\n{result[-400:]}"
     codes = [int(match[1] or match[2]) for match in _EXIT.finditer(edge)]
-    return Command(flat, codes[-1] if codes else None, call.is_error)
+    return CommandOutcome(flat, codes[-1] if codes else None, call.is_error)
 
 
-def _errors(call: Call) -> list[str]:
+def _errors(call: CallWithResult) -> list[str]:
     result = (call.result or "")[-RESULT_EDGE:]
     # Most results have none of the words in them, and to look for these is a hundred times as fast as matching.
     lines = (line for line in result.split("\n") if _names_error(line)) if _names_error(result) else ()
@@ -281,7 +281,7 @@ def _names_error(text: str) -> bool:
     return any(word in lowered for word in _ERROR_WORDS)
 
 
-def _effects(line: str, call: Call) -> list[str]:
+def _effects(line: str, call: CallWithResult) -> list[str]:
     if call.is_error:
         return []
     found = []

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .turns import Call
+from .turns import CallWithResult
 
-__all__ = ["Asked", "asked_in", "latest", "named"]
+__all__ = ["AskedAgent", "asked_in", "latest", "named"]
 
 MOST_TASK: Final = 80
 MOST_SAID: Final = 200
@@ -29,7 +29,7 @@ _BUSY: Final = re.compile(r"Subagent (\S+) is at work: |No answer yet: subagent 
 _KILLED: Final = re.compile(r"Killed: ([0-9a-f, ]+)\.")
 
 
-class Asked(Struct, frozen=True, omit_defaults=True):
+class AskedAgent(Struct, frozen=True, omit_defaults=True):
     """An agent by its id, or what else it was asked by; its `task` where that is known, and its latest `state`."""
 
     id: str
@@ -41,20 +41,20 @@ class Asked(Struct, frozen=True, omit_defaults=True):
         return f"{named}: {self.state}" if self.state else named
 
 
-class _Spawned(Struct):
+class _SpawnResult(Struct):
     id: str
     seq: int
     name: str
 
 
-def asked_in(calls: Sequence[Call]) -> tuple[Asked, ...]:
+def asked_in(calls: Sequence[CallWithResult]) -> tuple[AskedAgent, ...]:
     """Return the agents that `calls` spawned, asked or ended, each once, who was dealt with last at the end."""
-    found: list[Asked] = []
+    found: list[AskedAgent] = []
     names: dict[str, str] = {}
     for call in calls:
         result = call.result or ""
         if call.name == "kill_subagent" and (killed := _KILLED.match(result)):
-            found += [Asked(id, state=ENDED) for id in killed[1].split(", ")]
+            found += [AskedAgent(id, state=ENDED) for id in killed[1].split(", ")]
         if call.name not in TOOLS or call.is_error:
             continue
         # Of a result that is labelled as another's words, the answer is not repeated without that label.
@@ -63,35 +63,35 @@ def asked_in(calls: Sequence[Call]) -> tuple[Asked, ...]:
         if call.name == "spawn_subagent":
             line, _, result = result.partition("\n")
             try:
-                spawned = msgspec.json.decode(line, type=_Spawned)
+                spawned = msgspec.json.decode(line, type=_SpawnResult)
             except msgspec.MsgspecError:
                 continue
             names |= {spawned.name: spawned.id, str(spawned.seq): spawned.id}
-            found.append(Asked(spawned.id, _line(str(call.input.get("task", "")), MOST_TASK)))
+            found.append(AskedAgent(spawned.id, _line(str(call.input.get("task", "")), MOST_TASK)))
         if answer := _ANSWER.match(result):
             names[str(call.input.get("id", answer[1]))] = answer[1]
             state = "answered" if label else f"answered «{_line(answer[2], MOST_SAID)}»"
-            found.append(Asked(answer[1], state=state))
+            found.append(AskedAgent(answer[1], state=state))
         elif busy := _BUSY.match(result):
-            found.append(Asked(busy[1] or busy[2], state=AT_WORK))
+            found.append(AskedAgent(busy[1] or busy[2], state=AT_WORK))
     return latest(replace(each, id=names.get(each.id, each.id)) for each in found)
 
 
-def latest(found: Iterable[Asked]) -> tuple[Asked, ...]:
+def latest(found: Iterable[AskedAgent]) -> tuple[AskedAgent, ...]:
     """Return each of `found` once, as it was at last; a task that was known stays."""
-    by_id: dict[str, Asked] = {}
+    by_id: dict[str, AskedAgent] = {}
     for each in found:
         before = by_id.pop(each.id, each)
-        by_id[each.id] = Asked(each.id, each.task or before.task, each.state or before.state)
+        by_id[each.id] = AskedAgent(each.id, each.task or before.task, each.state or before.state)
     return tuple(by_id.values())
 
 
-def named(asked: Sequence[Asked], chars: int) -> str:
+def named(asked: Sequence[AskedAgent], chars: int) -> str:
     """Return `asked` in a line, those at work first: with what they said where that has room in `chars` characters,
     else with less and less of it, in the end by their ids alone."""
     ordered = sorted(asked, key=lambda each: each.state != AT_WORK)
     said = "; ".join(map(str, ordered))
-    for less in (lambda each: replace(each, state=each.state.partition(" «")[0]), lambda each: Asked(each.id)):
+    for less in (lambda each: replace(each, state=each.state.partition(" «")[0]), lambda each: AskedAgent(each.id)):
         if len(said) <= chars:
             break
         said = "; ".join(str(less(each)) for each in ordered)

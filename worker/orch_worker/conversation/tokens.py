@@ -12,7 +12,7 @@ from msgspec import Struct
 from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse, Usage
 from orch_protocol.session.entries import Custom, Label, MessageEntry, SessionInfo, TurnEnd, TurnStart
 
-__all__ = ["CHARS_PER_TOKEN", "PLAIN", "Estimator", "Ratios", "clip", "input_tokens", "strings"]
+__all__ = ["CHARS_PER_TOKEN", "PLAIN", "CharsPerToken", "TokenEstimator", "clip", "input_tokens", "strings"]
 
 
 SAMPLE: Final = 600
@@ -37,7 +37,7 @@ _SYMBOLS: Final = dict.fromkeys(map(ord, punctuation.replace("_", "")))
 _NOT_IN_CONTEXT: Final = (TurnStart, TurnEnd, Custom, Label, SessionInfo)
 
 
-class Ratios(Struct, frozen=True):
+class CharsPerToken(Struct, frozen=True):
     """Characters a token, by what the text is: sentences, source code, JSON and its kin, figures and logs, CJK.
 
     And the tokens that a message, a call and a result take besides what is in them.
@@ -53,17 +53,17 @@ class Ratios(Struct, frozen=True):
     result: float = 0.0
 
 
-PLAIN: Final = Ratios(4.0, 4.0, 4.0, 4.0, 4.0)
+PLAIN: Final = CharsPerToken(4.0, 4.0, 4.0, 4.0, 4.0)
 """Four characters a token, whatever they are: the seed's rule."""
 
 
-class Estimator:
+class TokenEstimator:
     """Estimates tokens for one model, of the family that `ratios` are of; what its provider reports corrects it.
 
     `factor` is where the correction begins: what another estimator of the same model has learned.
     """
 
-    def __init__(self, ratios: Ratios = PLAIN, factor: float = 1.0) -> None:
+    def __init__(self, ratios: CharsPerToken = PLAIN, factor: float = 1.0) -> None:
         self._ratios = ratios
         self._begin = factor
         self._last: tuple[float, int] | None = None

@@ -12,7 +12,7 @@ from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, text
 from .framing import is_project, question_in
 
 __all__ = [
-    "Call",
+    "CallWithResult",
     "Turn",
     "calls_of",
     "first_line",
@@ -28,7 +28,7 @@ __all__ = [
 TASK_CHARS = 80
 
 
-class Call(Struct, frozen=True):
+class CallWithResult(Struct, frozen=True):
     """A tool call and its result; `result` is None while there is none."""
 
     id: str
@@ -81,7 +81,7 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
     return [Turn(start, body, end) for (start, body), (end, _) in zip(starts, ends, strict=False)]
 
 
-def calls_of(messages: Sequence[Message]) -> list[Call]:
+def calls_of(messages: Sequence[Message]) -> list[CallWithResult]:
     """Return the calls in `messages`, in order, each with its result if one is there."""
     results: dict[str, ToolResult] = {}
     for message in messages:
@@ -92,10 +92,10 @@ def calls_of(messages: Sequence[Message]) -> list[Call]:
     for use in (use for message in messages if message.role == "assistant" for use in tool_uses(message)):
         result = results.get(use.id)
         if result is None:
-            found.append(Call(use.id, use.name, use.input))
+            found.append(CallWithResult(use.id, use.name, use.input))
         else:
             text = "\n".join(part.text if isinstance(part, Text) else "[image]" for part in result.content)
-            found.append(Call(use.id, use.name, use.input, text, result.is_error))
+            found.append(CallWithResult(use.id, use.name, use.input, text, result.is_error))
     return found
 
 

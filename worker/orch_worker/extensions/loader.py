@@ -19,7 +19,7 @@ from msgspec import Struct
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.stages import EVERYTHING
 from orch_protocol.resources.extensions import ExtensionSpec, Manifest, Permissions
-from orch_protocol.resources.key_bindings import why_not
+from orch_protocol.resources.key_bindings import invalid_key_reason
 
 from ..hooks.hook import Handler, Hook, make_hook, stage_of
 from ..system import atomic_json
@@ -32,15 +32,15 @@ from ..tools.dispatch.presets import BUILTIN
 from .prompt_tiers import PROMPT_STAGES, check_tiers
 from .slash_commands import Function, SlashCommand, make_command
 
-__all__ = ["CODE", "MANIFEST", "Extension", "Loaded", "load", "load_all", "read_manifest"]
+__all__ = ["CODE_FILE", "MANIFEST_FILE", "Extension", "LoadedExtensions", "load", "load_all", "read_manifest"]
 
-CODE: Final = "extension.py"
-MANIFEST: Final = "extension.toml"
+CODE_FILE: Final = "extension.py"
+MANIFEST_FILE: Final = "extension.toml"
 FORMER_PERMISSIONS: Final = frozenset({"reads", "writes", "network", "programs"})
 """Accepted in manifests and ignored. They restricted Python code through audit hooks, which C code bypasses."""
 
 
-class Loaded(Struct, frozen=True):
+class LoadedExtensions(Struct, frozen=True):
     """What extensions brought: hooks, tools, commands, and a line about each one that was left out."""
 
     hooks: tuple[Hook, ...] = ()
@@ -136,7 +136,7 @@ class Extension:
 
 def read_manifest(folder: Path) -> Manifest:
     """Return what the extension in `folder` says of itself. Raises ConfigError, which names the file."""
-    file = folder / MANIFEST
+    file = folder / MANIFEST_FILE
     try:
         raw = msgspec.toml.decode(bytes_of(file))
         found = msgspec.convert(raw, Manifest)
@@ -160,7 +160,7 @@ def read_manifest(folder: Path) -> Manifest:
         if name in BUILTIN:
             raise ConfigError(f"{file}: permissions.tools: {name!r} is the name of a built-in tool")
     for key in found.keys:
-        if why := why_not(key):
+        if why := invalid_key_reason(key):
             raise ConfigError(f"{file}: keys: {why}")
     for line in (*found.keys.values(), *(widget.command for widget in found.widgets)):
         if not line.startswith("/"):
@@ -172,12 +172,12 @@ def load(spec: ExtensionSpec) -> Extension:
     """Import an extension and return it with everything it registered. Raises ConfigError when any part fails."""
     folder = Path(spec.path)
     try:
-        sources = _trusted(spec) if spec.trust else None
+        sources = _trusted_contents(spec) if spec.trust else None
         if read_manifest(folder) != spec.manifest:
             raise ConfigError("its manifest was changed since the agent was spawned")
-        register = getattr(_imported(folder, sources), "register", None)
+        register = getattr(_import_code(folder, sources), "register", None)
         if not callable(register):
-            raise ConfigError(f"{folder / CODE} has no function register(extension)")
+            raise ConfigError(f"{folder / CODE_FILE} has no function register(extension)")
         extension = Extension(spec.manifest)
         register(extension)
     except (Exception, SystemExit) as error:
@@ -186,7 +186,7 @@ def load(spec: ExtensionSpec) -> Extension:
     return extension
 
 
-def load_all(specs: Iterable[ExtensionSpec]) -> Loaded:
+def load_all(specs: Iterable[ExtensionSpec]) -> LoadedExtensions:
     """Load extensions in order. One that fails is left out whole, with a line in `left_out`."""
     hooks: list[Hook] = []
     tools: list[Tool] = []
@@ -201,10 +201,10 @@ def load_all(specs: Iterable[ExtensionSpec]) -> Loaded:
         hooks += found.hooks
         tools += (each for each in found.tools if each.name in spec.tools)
         commands += found.commands
-    return Loaded(tuple(hooks), tuple(tools), tuple(commands), tuple(left_out))
+    return LoadedExtensions(tuple(hooks), tuple(tools), tuple(commands), tuple(left_out))
 
 
-def _trusted(spec: ExtensionSpec) -> Contents:
+def _trusted_contents(spec: ExtensionSpec) -> Contents:
     """Return what is in the extension's folder. Raises ConfigError unless it was trusted."""
     known = atomic_json.read(Path(spec.trust), dict[str, str], {}, "trust again what you need")
     found = contents_of(Path(spec.path))
@@ -213,7 +213,7 @@ def _trusted(spec: ExtensionSpec) -> Contents:
     return found
 
 
-def _imported(folder: Path, only: Contents | None) -> ModuleType:
+def _import_code(folder: Path, only: Contents | None) -> ModuleType:
     place = hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
     name = f"orch_extension_{folder.name.replace('-', '_')}_{place}"
-    return module_at(folder / CODE, name, package=True, only=only)
+    return module_at(folder / CODE_FILE, name, package=True, only=only)

@@ -16,13 +16,13 @@ from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message
 from orch_protocol.core.text import scrub
-from orch_protocol.resources.slash_commands import Argument, CommandRow, Did, Effect, usage
+from orch_protocol.resources.slash_commands import Argument, CommandRow, Effect, UserActionResult, usage
 
 from ..hooks.hook import HookContext
-from ..system.threads import Late, Threads, told
+from ..system.threads import DeadlineExceeded, ThreadPool, told
 from ..tools.api.base import ToolContext
 
-__all__ = ["Caller", "Commands", "Function", "SlashCommand", "argument_of", "make_command"]
+__all__ = ["CommandContext", "ExtensionCommands", "Function", "SlashCommand", "argument_of", "make_command"]
 
 Function: TypeAlias = Callable[..., Any]
 """Called with the arguments by name, and a context; may be async."""
@@ -44,7 +44,7 @@ class SlashCommand(Struct, frozen=True):
     seconds: float
 
 
-class Caller(Protocol):
+class CommandContext(Protocol):
     """The agent as far as its commands are concerned."""
 
     spec: AgentSpec
@@ -108,23 +108,25 @@ def argument_of(name: str, said: str) -> Argument:
     return Argument(match["name"], required=not match["open"], rest=bool(match["rest"]))
 
 
-class Commands:
+class ExtensionCommands:
     """Runs the commands of one agent's extensions, each with a context that stays while the process lives."""
 
     def __init__(self, context: ToolContext) -> None:
         self._call_root = context.call_root
-        self._threads = Threads()
+        self._threads = ThreadPool()
         self._contexts: dict[str, HookContext] = {}
 
     def close(self) -> None:
         """End the threads that do nothing."""
         self._threads.close()
 
-    async def run(self, command: SlashCommand, said: dict[str, str], agent: Caller) -> Did:
+    async def run(self, command: SlashCommand, said: dict[str, str], agent: CommandContext) -> UserActionResult:
         """Call the command and return what it says. What it raises, or that it is late, is an error in words."""
         name, seconds, context = command.row.name, command.seconds, self._context(command, agent)
         if self._threads.overdue[name]:
-            return Did(f"/{name} of {command.row.source} is still at work on an earlier line", is_error=True)
+            return UserActionResult(
+                f"/{name} of {command.row.source} is still at work on an earlier line", is_error=True
+            )
         try:
             if inspect.iscoroutinefunction(command.function):
                 async with asyncio.timeout(seconds):
@@ -132,13 +134,13 @@ class Commands:
             else:
                 value = await self._threads.run(name, lambda: command.function(dict(said), context), seconds)
             return _did(value)
-        except (Late, TimeoutError):
+        except (DeadlineExceeded, TimeoutError):
             why = f"it did not answer within {seconds:g} s"
         except Exception as error:
             why = told(error)
-        return Did(f"/{name} of {command.row.source} failed: {why}", is_error=True)
+        return UserActionResult(f"/{name} of {command.row.source} failed: {why}", is_error=True)
 
-    def _context(self, command: SlashCommand, agent: Caller) -> HookContext:
+    def _context(self, command: SlashCommand, agent: CommandContext) -> HookContext:
         name = command.row.name
         if name not in self._contexts:
 
@@ -157,15 +159,15 @@ class Commands:
         return self._contexts[name]
 
 
-def _did(value: Any) -> Did:
+def _did(value: Any) -> UserActionResult:
     """Return what a command returned: text, an Effect, or JSON data, which is text then, too."""
     if value is None:
-        return Did()
+        return UserActionResult()
     if isinstance(value, str):
         text = scrub(value)
         cut = text[:MOST_CHARACTERS]
-        return Did(cut, {"text": cut})
+        return UserActionResult(cut, {"text": cut})
     if isinstance(value, Effect):
-        return Did(effect=value)
+        return UserActionResult(effect=value)
     data = scrub(msgspec.to_builtins(value))
-    return Did(msgspec.json.format(msgspec.json.encode(data)).decode(), data)
+    return UserActionResult(msgspec.json.format(msgspec.json.encode(data)).decode(), data)

@@ -13,17 +13,27 @@ from orch_protocol.hooks.events import BeforeSystemPrompt, Event
 from orch_protocol.hooks.patches import Abort, Approve, Block, Decision, Patch, PromptPatch, name_of, sound
 from orch_protocol.hooks.stages import STAGES, Stage, check_value
 
-from ..conversation.prompt_parts import PartError, patched
-from ..system.threads import Late, told
+from ..conversation.prompt_parts import PromptPartError, patched
+from ..system.threads import DeadlineExceeded, told
 from .hook import Hook
 
-__all__ = ["Call", "Came", "Done", "Followed", "Misuse", "Told", "run_chain", "said_of", "watched"]
+__all__ = [
+    "Call",
+    "HookCallResult",
+    "HookEffects",
+    "HookMisuseError",
+    "StageResult",
+    "Told",
+    "run_chain",
+    "said_of",
+    "watched",
+]
 
 DECIDED: Final = "after a decision"
 OBSERVES: Final = "returned something, but it is there to observe"
 
 
-class Came(NamedTuple):
+class HookCallResult(NamedTuple):
     """What came of calling a hook: what it returned, or why it did not, and how long that took."""
 
     value: Any = None
@@ -31,17 +41,17 @@ class Came(NamedTuple):
     seconds: float = 0.0
 
 
-Call = Callable[[Hook, Event], Awaitable[Came]]
+Call = Callable[[Hook, Event], Awaitable[HookCallResult]]
 """Calls the function of a hook with an event and returns what it said or raised: Late when it did neither in time."""
 Told = Callable[[Sequence[Hook], Event], None]
 """Lets hooks that only observe be told of an event. Nobody waits for that."""
 
 
-class Misuse(Exception):
+class HookMisuseError(Exception):
     """A hook said something that its stage, or its kind, does not allow."""
 
 
-class Done(Struct, frozen=True):
+class HookEffects(Struct, frozen=True):
     """What one hook did: the `actions` it took, how long that was, and for each field whose change it undid.
 
     `error` says why nothing came of it; `skipped` that it was not called.
@@ -57,7 +67,7 @@ class Done(Struct, frozen=True):
     skipped: str = ""
 
 
-class Followed(Struct, frozen=True):
+class StageResult(Struct, frozen=True):
     """What came of a stage: the event as it is now, what is to be added, and a decision with the hook that took it.
 
     `approved` names the hook that let the call run, "" when none did.
@@ -68,10 +78,10 @@ class Followed(Struct, frozen=True):
     decision: Abort | Block | None = None
     by: str = ""
     approved: str = ""
-    done: tuple[Done, ...] = ()
+    done: tuple[HookEffects, ...] = ()
 
 
-async def run_chain(steps: Iterable[Sequence[Hook]], event: Event, call: Call, tell: Told) -> Followed:
+async def run_chain(steps: Iterable[Sequence[Hook]], event: Event, call: Call, tell: Told) -> StageResult:
     """Call the hooks of `steps` (see `Registry.steps`) with `event`, each with what those before it have made of it.
 
     Changes are laid over each other field by field. The first decision against stands, and whoever only observes is
@@ -79,40 +89,42 @@ async def run_chain(steps: Iterable[Sequence[Hook]], event: Event, call: Call, t
     when they are changed later. Raises nothing but CancelledError.
     """
     stage = STAGES[event.stage]
-    state = _State(event)
+    state = _StageState(event)
     for step in steps:
         if step[0].row.kind == "observe":
             tell(step, state.event)
         elif state.decision is not None:
-            state.done.append(Done(step[0].row.name, stage.name, skipped=DECIDED))
+            state.done.append(HookEffects(step[0].row.name, stage.name, skipped=DECIDED))
         else:
             state.done.append(_came(state, step[0], stage, await call(step[0], state.event)))
-    return Followed(state.event, tuple(state.inject), state.decision, state.by, state.approved, tuple(state.done))
+    return StageResult(state.event, tuple(state.inject), state.decision, state.by, state.approved, tuple(state.done))
 
 
-def watched(hook: str, stage: str, came: Came) -> Done:
+def watched(hook: str, stage: str, came: HookCallResult) -> HookEffects:
     """Return what is noted of a hook that only observes: whatever it returned is a mistake."""
-    error = came.error or (Misuse(OBSERVES) if came.value is not None else None)
+    error = came.error or (HookMisuseError(OBSERVES) if came.value is not None else None)
     why = said_of(error) if error is not None else ""
-    return Done(hook, stage, (), came.seconds, error=why, late=isinstance(error, Late))
+    return HookEffects(hook, stage, (), came.seconds, error=why, late=isinstance(error, DeadlineExceeded))
 
 
-def _came(state: _State, hook: Hook, stage: Stage, came: Came) -> Done:
+def _came(state: _StageState, hook: Hook, stage: Stage, came: HookCallResult) -> HookEffects:
     """Let what came of calling `hook` have its effect, and return what that was."""
     if came.value is None and came.error is None:
-        return Done(hook.row.name, stage.name, (), came.seconds)
+        return HookEffects(hook.row.name, stage.name, (), came.seconds)
     try:
         if came.error is not None:
             raise came.error
         actions, overrode = state.take(hook, _understood(hook, stage, came.value))
-        return Done(hook.row.name, stage.name, actions, came.seconds, overrode)
+        return HookEffects(hook.row.name, stage.name, actions, came.seconds, overrode)
     except Exception as error:
         why = said_of(error)
         decided = state.fail(hook, stage, why, error)
-        return Done(hook.row.name, stage.name, decided, came.seconds, error=why, late=isinstance(error, Late))
+        return HookEffects(
+            hook.row.name, stage.name, decided, came.seconds, error=why, late=isinstance(error, DeadlineExceeded)
+        )
 
 
-class _State:
+class _StageState:
     """What has come of a stage so far."""
 
     def __init__(self, event: Event) -> None:
@@ -121,7 +133,7 @@ class _State:
         self.decision: Abort | Block | None = None
         self.by = ""
         self.approved = ""
-        self.done: list[Done] = []
+        self.done: list[HookEffects] = []
         self._changed: dict[str, str] = {}
 
     def take(self, hook: Hook, said: Patch | Decision | None) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
@@ -158,8 +170,8 @@ class _State:
         before = {part.name: part for part in self.event.parts}
         try:
             parts = patched(self.event.parts, said, hook.row.name, recorded=self.event.recorded)
-        except PartError as error:
-            raise Misuse(str(error)) from error
+        except PromptPartError as error:
+            raise HookMisuseError(str(error)) from error
         after = {part.name: part for part in parts}
         names = [name for name in before | after if before.get(name) != after.get(name)]
         overrode = tuple((name, self._changed[name]) for name in names if name in self._changed)
@@ -170,7 +182,7 @@ class _State:
 
     def fail(self, hook: Hook, stage: Stage, why: str, error: Exception) -> tuple[str, ...]:
         """Apply the fail mode of `hook`. A decision that it was not to take stops things all the same."""
-        forced = isinstance(error, Misuse) and error.args[1:] == ("decision",)
+        forced = isinstance(error, HookMisuseError) and error.args[1:] == ("decision",)
         if (hook.row.on_error != "closed" and not forced) or stage.closed is None:
             return ()
         text = f"hook {hook.row.name!r} {why}"
@@ -187,24 +199,26 @@ def _understood(hook: Hook, stage: Stage, said: Any) -> Patch | Decision | None:
         decision, name = sound(said), name_of(type(said))
         if name not in allowed:
             what = f"decided {name!r}, which it cannot at {stage.name}: {getattr(decision, 'reason', '')}"
-            raise Misuse(what.rstrip(": "), *(("decision",) if not isinstance(said, Approve) else ()))
+            raise HookMisuseError(what.rstrip(": "), *(("decision",) if not isinstance(said, Approve) else ()))
         return decision
     if stage.patch is None:
-        raise Misuse(f"returned {_shown(said)}, but nothing can be changed at {stage.name}")
+        raise HookMisuseError(f"returned {_shown(said)}, but nothing can be changed at {stage.name}")
     if isinstance(said, Mapping):
         if unknown := set(said) - set(stage.fields):
-            raise Misuse(f"returned {min(map(str, unknown))!r}, which is no field of {stage.name}: {stage.fields}")
+            raise HookMisuseError(
+                f"returned {min(map(str, unknown))!r}, which is no field of {stage.name}: {stage.fields}"
+            )
         said = stage.patch(**said)
     if type(said) is not stage.patch:
-        raise Misuse(f"returned {_shown(said)}, not a {stage.patch.__name__}: event.patch(...) makes one")
+        raise HookMisuseError(f"returned {_shown(said)}, not a {stage.patch.__name__}: event.patch(...) makes one")
     checked = {}
     for name, value in _changes(said).items():
         if name not in allowed:
-            raise Misuse(f"changed {name!r}, which is not among what it does: {', '.join(sorted(allowed))}")
+            raise HookMisuseError(f"changed {name!r}, which is not among what it does: {', '.join(sorted(allowed))}")
         try:
             checked[name] = check_value(stage.patch, name, value)
         except msgspec.ValidationError as error:
-            raise Misuse(f"changed {name!r} to something else: {error}") from error
+            raise HookMisuseError(f"changed {name!r} to something else: {error}") from error
     patch: Patch = stage.patch(**checked)
     return patch
 
@@ -216,9 +230,9 @@ def _changes(patch: Patch) -> dict[str, Any]:
 
 def said_of(error: Exception) -> str:
     """Return what is said of a hook that failed with `error`."""
-    if isinstance(error, Misuse):
+    if isinstance(error, HookMisuseError):
         return str(error.args[0])
-    if isinstance(error, Late):
+    if isinstance(error, DeadlineExceeded):
         return str(error)
     return f"failed: {told(error)}"
 

@@ -21,12 +21,12 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message
 from orch_protocol.hooks.patches import Abort, Approve, Block, Decision, Patch, name_of
 from orch_protocol.hooks.stages import ALIASES, EVERYTHING, STAGES, HookRow, Kind, OnError
-from orch_protocol.services.recall import SEARCH_ARCHIVE, Hit, SearchArchive
+from orch_protocol.services.recall import SEARCH_ARCHIVE, SearchArchive, SearchHit
 from orch_protocol.services.requests import SPAWN, SUBMIT, QueryAgent, Spawn
 
 from ..tools.api.root_client import CallRoot
 
-__all__ = ["OF_A_FILE", "Handler", "Hook", "HookContext", "Registry", "hook", "make_hook", "stage_of"]
+__all__ = ["OF_A_FILE", "Handler", "Hook", "HookContext", "HookRegistry", "hook", "make_hook", "stage_of"]
 
 
 Handler = Callable[..., Any]
@@ -128,7 +128,7 @@ def stage_of(name: str) -> str:
     raise ConfigError(f"there is no stage {name!r}; {hint}")
 
 
-class Registry:
+class HookRegistry:
     """The hooks of one process, in the order in which they are called."""
 
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
@@ -178,10 +178,10 @@ class Registry:
         """Return the same hooks as they are called: one alone, or together those that only observe, between others."""
         return self._steps.get(stage, ())
 
-    def without(self, names: Iterable[str]) -> Registry:
+    def without(self, names: Iterable[str]) -> HookRegistry:
         """Return the registry without the hooks called `names`."""
         left_out = frozenset(names)
-        return Registry(each for each in self if each.row.name not in left_out)
+        return HookRegistry(each for each in self if each.row.name not in left_out)
 
     def _arrange(self) -> None:
         ordered = sorted(self._hooks.values(), key=lambda each: each.row.priority)
@@ -438,7 +438,7 @@ class HookContext:
         """
         return self._asked(self._found(SearchArchive(query, limit)))
 
-    async def _found(self, asked: SearchArchive) -> list[Hit]:
+    async def _found(self, asked: SearchArchive) -> list[SearchHit]:
         return await self._call(SEARCH_ARCHIVE, asked)
 
     def _asked(self, asking: Coroutine[Any, Any, Any]) -> Any:

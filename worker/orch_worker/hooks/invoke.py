@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from orch_protocol.hooks.events import Event, ToolCall, ToolReturn
 
-from ..system.threads import Late, Task, Threads
-from .dispatch import Came
+from ..system.threads import DeadlineExceeded, Task, ThreadPool
+from .dispatch import HookCallResult
 from .hook import Hook, HookContext
 
 __all__ = ["STILL", "Calling", "awaited", "in_thread", "own", "task_of"]
@@ -23,14 +23,17 @@ Calling = tuple[Hook, Event, HookContext]
 """A hook, and what it is called with."""
 
 
-async def in_thread(threads: Threads, callings: Sequence[Calling]) -> list[Came]:
+async def in_thread(threads: ThreadPool, callings: Sequence[Calling]) -> list[HookCallResult]:
     """Return what plain hooks say, called in order in one thread. One whose earlier call hangs is late at once."""
     late = frozenset(threads.overdue)
     called = [calling for calling in callings if calling[0].row.name not in late]
     tasks = [task_of(hook, context) for hook, _, context in called]
     ran = await threads.run_all(tasks, [own(event) for _, event, _ in called])
-    came = (Came(*ran.said.get(place, (None, None)), seconds) for place, seconds in enumerate(ran.seconds))
-    return [Came(error=Late(STILL)) if hook.row.name in late else next(came) for hook, _, _ in callings]
+    came = (HookCallResult(*ran.said.get(place, (None, None)), seconds) for place, seconds in enumerate(ran.seconds))
+    return [
+        HookCallResult(error=DeadlineExceeded(STILL)) if hook.row.name in late else next(came)
+        for hook, _, _ in callings
+    ]
 
 
 def task_of(hook: Hook, context: HookContext) -> Task:
@@ -45,7 +48,7 @@ def own(event: Event) -> Event:
     return event
 
 
-async def awaited(hook: Hook, event: Event, context: HookContext) -> Came:
+async def awaited(hook: Hook, event: Event, context: HookContext) -> HookCallResult:
     """Return what an async hook says, Late at its deadline; one that ignores that is left behind."""
     began = perf_counter()
     task: asyncio.Task[Any] = asyncio.create_task(_leaving(hook, own(event), context))
@@ -58,11 +61,15 @@ async def awaited(hook: Hook, event: Event, context: HookContext) -> Came:
     if not done:
         task.cancel()
         task.add_done_callback(_retrieve)
-        return Came(error=Late(f"did not answer within {hook.row.seconds:g} s"), seconds=seconds)
+        return HookCallResult(error=DeadlineExceeded(f"did not answer within {hook.row.seconds:g} s"), seconds=seconds)
     if task.cancelled():
-        return Came(error=RuntimeError("cancelled itself"), seconds=seconds)
+        return HookCallResult(error=RuntimeError("cancelled itself"), seconds=seconds)
     error = task.exception()
-    return Came(None, error, seconds) if isinstance(error, Exception) else Came(task.result(), None, seconds)
+    return (
+        HookCallResult(None, error, seconds)
+        if isinstance(error, Exception)
+        else HookCallResult(task.result(), None, seconds)
+    )
 
 
 def _copied(data: Any) -> Any:

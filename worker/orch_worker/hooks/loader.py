@@ -21,7 +21,7 @@ from ..system.importing import module_at
 from ..system.threads import told
 from .hook import OF_A_FILE, Hook
 
-__all__ = ["BUILTIN", "Switches", "declared", "read_switches"]
+__all__ = ["BUILTIN", "DisabledHooks", "declared", "read_switches"]
 
 CONFIGURED: Final = "config"
 ALWAYS: Final = "audit_log"
@@ -40,7 +40,7 @@ BUILTIN: Final[dict[str, str]] = {
 """The hooks that come with orch, and the module of each."""
 
 
-class Switches(Struct, frozen=True):
+class DisabledHooks(Struct, frozen=True):
     """Names of the hooks that are switched off."""
 
     disabled: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ def read_switches(path: str) -> frozenset[str]:
     """
     try:
         with open(path, "rb") as file:
-            return frozenset(msgspec.json.decode(file.read(), type=Switches).disabled)
+            return frozenset(msgspec.json.decode(file.read(), type=DisabledHooks).disabled)
     except FileNotFoundError:
         return frozenset()
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -14,10 +14,10 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from orch_protocol.hooks.events import Event, ToolCall, ToolReturn
 
-from ..system.threads import Late, Task, harmless
+from ..system.threads import DeadlineExceeded, Task, harmless
 from .invoke import STILL, own
 
-__all__ = ["Audience", "Crowd", "Listeners", "Said"]
+__all__ = ["NotificationQueue", "ObserverGroup", "ObserverReport", "ObserverThreads"]
 
 
 BRIEF: Final = 0.001
@@ -25,7 +25,7 @@ BRIEF: Final = 0.001
 MOST_WAKES: Final = 1 << 16
 
 
-class Said(NamedTuple):
+class ObserverReport(NamedTuple):
     """What came of telling the hook `name` of `event`, when it was more than nothing. `seconds` are to be counted for
     it, with a call, None when they are already."""
 
@@ -36,7 +36,7 @@ class Said(NamedTuple):
     seconds: float | None = None
 
 
-class Crowd:
+class ObserverGroup:
     """Hooks that are told of an event together, in order, and how long that took each of them.
 
     The thread alone adds to `_total`: how often all were called, and for each the seconds that they took in all.
@@ -63,24 +63,24 @@ class Crowd:
                 yield name, now - before, new - old
 
 
-class Listeners:
+class ObserverThreads:
     """Tells hooks of events: all in one thread, in order, without anybody waiting for it unless they ask to.
 
     One that does not return in time is left behind with its thread, counted in `overdue` until it returns, and another
     thread goes on. `note` is told of what they said, on the thread of the event loop.
     """
 
-    def __init__(self, note: Callable[[Said], None]) -> None:
+    def __init__(self, note: Callable[[ObserverReport], None]) -> None:
         self.overdue: Counter[str] = Counter()
         self._note = note
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[tuple[Crowd, Event]] = deque()
-        self._thread: _Ear | None = None
+        self._queue: deque[tuple[ObserverGroup, Event]] = deque()
+        self._thread: _ObserverThread | None = None
         self._wakes = self._wake = -1
         """A pipe that wakes the thread. Unlike a lock it lets go of the interpreter: who wakes need not wait again."""
         self._ended = self._closed = False
         self._added = self._done = 0
-        self._said: deque[Said] = deque()
+        self._said: deque[ObserverReport] = deque()
         self._bell = threading.Lock()
         self._bell.acquire()
         self._awaited = -1
@@ -89,7 +89,7 @@ class Listeners:
         self._timer: asyncio.TimerHandle | None = None
         self._shortest = 0.0
 
-    def add(self, crowd: Crowd, event: Event) -> None:
+    def add(self, crowd: ObserverGroup, event: Event) -> None:
         """Let `crowd` be told of `event` once everything before it is told; nobody is, once this is closed."""
         if self._closed:
             return  # the number of the pipe may be another file's by now
@@ -98,7 +98,7 @@ class Listeners:
         if self._thread is None:
             self._wakes, self._wake = os.pipe()
             os.set_blocking(self._wake, False)
-            self._thread = _Ear(self)
+            self._thread = _ObserverThread(self)
         with contextlib.suppress(BlockingIOError):  # so many wait for it that it is awake, or hangs
             os.write(self._wake, b"\0")
         if self._timer is None:
@@ -169,7 +169,7 @@ class Listeners:
             left = self._shortest
         self._look_within(min(left, self._shortest))
 
-    def _leave(self, round_: _Round) -> None:
+    def _leave(self, round_: _Notification) -> None:
         if next(round_.ends, None) is None:
             return  # it has just ended
         stop = len(round_.crowd.tasks) - len(list(round_.turns))
@@ -181,11 +181,13 @@ class Listeners:
             name, most, _, _ = round_.crowd.tasks[place]
             round_.hangs = name
             self.overdue[name] += 1
-            self._said.append(Said(name, round_.event, None, Late(f"did not answer within {most:g} s"), most))
-        self._thread = _Ear(self, _Round(round_.crowd, round_.event, stop))
+            self._said.append(
+                ObserverReport(name, round_.event, None, DeadlineExceeded(f"did not answer within {most:g} s"), most)
+            )
+        self._thread = _ObserverThread(self, _Notification(round_.crowd, round_.event, stop))
         self.collect()
 
-    def _returned(self, round_: _Round) -> None:
+    def _returned(self, round_: _Notification) -> None:
         if round_.hangs:
             self.overdue[round_.hangs] -= 1
             if not self.overdue[round_.hangs]:
@@ -193,7 +195,7 @@ class Listeners:
 
     # On the thread that tells.
 
-    def serve(self, ear: _Ear, round_: _Round | None) -> None:
+    def serve(self, ear: _ObserverThread, round_: _Notification | None) -> None:
         """Tell what there is to tell, the rest of `round_` first, until `ear` is left behind or nothing more comes."""
         while True:
             if round_ is None:
@@ -202,7 +204,7 @@ class Listeners:
                         os.close(self._wakes)
                         return
                     self._ended = not os.read(self._wakes, MOST_WAKES)
-                round_ = _Round(*self._queue.popleft())
+                round_ = _Notification(*self._queue.popleft())
             ear.round = round_
             whole = round_.work(frozenset(self.overdue))
             if next(round_.ends, None) is None:
@@ -225,23 +227,23 @@ class Listeners:
             ear.round = round_ = None
 
 
-class _Ear:
+class _ObserverThread:
     """A thread that tells, and what it is at."""
 
-    def __init__(self, listeners: Listeners, round_: _Round | None = None) -> None:
-        self.round: _Round | None = None
+    def __init__(self, listeners: ObserverThreads, round_: _Notification | None = None) -> None:
+        self.round: _Notification | None = None
         work = threading.Thread(target=listeners.serve, args=(self, round_), name="orch observers", daemon=True)
         work.start()
 
 
-class _Round:
+class _Notification:
     """A crowd that is told of an event, from its hook at the place `first` on.
 
     Whose turn it is to call a hook is who takes the next one of `turns`: the thread, or whoever leaves it behind, who
     takes all there are. Likewise the one number of `ends`: whether the thread ended it, or was left. No lock is needed.
     """
 
-    def __init__(self, crowd: Crowd, event: Event, first: int = 0) -> None:
+    def __init__(self, crowd: ObserverGroup, event: Event, first: int = 0) -> None:
         self.crowd, self.event, self.first = crowd, event, first
         self.turns = enumerate(crowd.calls[first:] if first else crowd.calls, first)
         self.ends = iter(range(1))
@@ -267,7 +269,7 @@ class _Round:
         for place, (function, second) in self.turns:
             try:
                 if late and self.crowd.tasks[place][0] in late:
-                    raise Late(STILL)
+                    raise DeadlineExceeded(STILL)
                 value = function(own(event) if alone else event, second)
                 if value is not None:
                     came[place] = value, None
@@ -278,14 +280,14 @@ class _Round:
             note(clock())
         return not (late or self.first)
 
-    def said(self, *, whole: bool) -> list[Said]:
+    def said(self, *, whole: bool) -> list[ObserverReport]:
         """Return what was said so far; with what each call took, unless that is counted for the `whole` crowd."""
         tasks, event, ended = self.crowd.tasks, self.event, tuple(self.ended)
         if whole:
-            return [Said(tasks[place][0], event, *came) for place, came in self.came.items()]
+            return [ObserverReport(tasks[place][0], event, *came) for place, came in self.came.items()]
         took = enumerate(map(sub, ended, (self.began, *ended)), self.first)
         nothing = (None, None)
-        return [Said(tasks[at][0], event, *self.came.get(at, nothing), seconds) for at, seconds in took]
+        return [ObserverReport(tasks[at][0], event, *self.came.get(at, nothing), seconds) for at, seconds in took]
 
 
 # --- Hooks that only observe ---
@@ -293,7 +295,7 @@ class _Round:
 T = TypeVar("T")
 
 
-class Audience(Generic[T]):
+class NotificationQueue(Generic[T]):
     """Hands `tell` what there is to tell, in order and never twice at a time: all that came while it was at work."""
 
     def __init__(self, tell: Callable[[Sequence[T]], Awaitable[None]]) -> None:

@@ -1,6 +1,6 @@
 """What was tried, how it went, and what is best tried next: measured outcomes, and a ranking that they change.
 
-The ranking is a function of data. `Evidence` is the file behind it, which all agents of a user add to.
+The ranking is a function of data. `OutcomeLog` is the file behind it, which all agents of a user add to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 from ..backends.offline.bm25 import terms_of
 from ..system.atomic_json import locked
 
-__all__ = ["Evidence", "Outcome", "Ranked", "rank", "subject"]
+__all__ = ["OutcomeLog", "RankedChoice", "RecordedOutcome", "rank", "subject"]
 
 HALF_LIFE: Final = 30 * 86400.0
 UNLIKE: Final = 0.1
@@ -27,7 +27,7 @@ MOST_BYTES: Final = 1 << 20
 KEPT: Final = 1000
 
 
-class Outcome(Struct, frozen=True, omit_defaults=True):
+class RecordedOutcome(Struct, frozen=True, omit_defaults=True):
     """One turn: the terms of its question, what was `tried` in it, which of that did well, and what each took.
 
     `cost` is in whatever unit its file has throughout; `at` is Unix time in seconds.
@@ -40,7 +40,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
     cost: dict[str, float] = {}
 
 
-class Ranked(Struct, frozen=True):
+class RankedChoice(Struct, frozen=True):
     """One choice: its score, the chance that it does well, the cost to be expected (None: never tried).
 
     `tried` is how many outcomes speak for that, likeness and age taken into account.
@@ -60,12 +60,12 @@ def subject(text: str) -> tuple[str, ...]:
 
 def rank(
     choices: Iterable[str],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[RecordedOutcome],
     about: Iterable[str],
     now: float,
     *,
     thrift: float = 0.0,
-) -> list[Ranked]:
+) -> list[RankedChoice]:
     """Return `choices`, the best one first; equal ones stay in order.
 
     Outcomes of questions like this one weigh most, and half as much after each thirty days. What was never tried is
@@ -84,7 +84,7 @@ def rank(
         found.append((choice, tried, (good + 1) / (tried + 2), spent / tried if tried else None))
     dearest = max((cost for *_, cost in found if cost), default=0.0)
     ranked = [
-        Ranked(
+        RankedChoice(
             choice,
             chance + CURIOSITY / (1 + tried) - (thrift * cost / dearest if cost and dearest else 0.0),
             chance,
@@ -101,7 +101,7 @@ def _likeness(wanted: frozenset[str], terms: tuple[str, ...]) -> float:
     return UNLIKE + (1 - UNLIKE) * (len(wanted.intersection(terms)) / len(union) if union else 1.0)
 
 
-class Evidence:
+class OutcomeLog:
     """The outcomes in the file at `path`, a line of JSON each. It is made when there is something to keep.
 
     It holds at most 1 MiB: then the oldest leave it. A line that cannot be read is left out.
@@ -110,9 +110,9 @@ class Evidence:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mark: tuple[int, ...] = ()
-        self._outcomes: tuple[Outcome, ...] = ()
+        self._outcomes: tuple[RecordedOutcome, ...] = ()
 
-    def outcomes(self) -> tuple[Outcome, ...]:
+    def outcomes(self) -> tuple[RecordedOutcome, ...]:
         """Return what is known, the oldest first; the file is read when it has changed. Raises OSError."""
         try:
             found = os.stat(self._path)
@@ -123,7 +123,7 @@ class Evidence:
             self._outcomes, self._mark = tuple(_decoded(self._path.read_bytes())), mark
         return self._outcomes
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RecordedOutcome) -> None:
         """Keep `outcome`. Raises OSError, StoreError."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(self._path) as descriptor:
@@ -135,9 +135,9 @@ class Evidence:
             os.write(descriptor, line)
 
 
-def _decoded(data: bytes) -> Iterator[Outcome]:
+def _decoded(data: bytes) -> Iterator[RecordedOutcome]:
     for line in data.splitlines():
         try:
-            yield msgspec.json.decode(line, type=Outcome)
+            yield msgspec.json.decode(line, type=RecordedOutcome)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue

@@ -21,26 +21,26 @@ from orch_protocol.core.text import scrub
 from orch_protocol.hooks.events import Event
 from orch_protocol.hooks.stages import (
     STAGES,
-    Acted,
-    HookAct,
+    HookAction,
+    HookActions,
+    HookReply,
     HookRow,
-    HookSaid,
-    HooksRan,
     HookTally,
+    ReportHooks,
     RunHook,
     RunHooks,
 )
 from orch_protocol.services.hooks import RECORD_HOOK_RUNS, RUN_HOOKS
 
-from ..system.threads import Late, Threads
+from ..system.threads import DeadlineExceeded, ThreadPool
 from ..tools.api.root_client import CallRoot
-from .dispatch import Came, Done, Followed, Misuse, run_chain, watched
-from .hook import Hook, HookContext, Registry
+from .dispatch import HookCallResult, HookEffects, HookMisuseError, StageResult, run_chain, watched
+from .hook import Hook, HookContext, HookRegistry
 from .invoke import awaited, in_thread, task_of
 from .loader import read_switches
-from .observers import Audience, Crowd, Listeners, Said
+from .observers import NotificationQueue, ObserverGroup, ObserverReport, ObserverThreads
 
-__all__ = ["HookCalls", "Tally", "Tell"]
+__all__ = ["HookCalls", "HookCounter", "Tell"]
 
 ROOT_SECONDS: Final = 2.0
 """What a call to the root may take beyond the time that the hook has there."""
@@ -55,7 +55,7 @@ Tell = Callable[[str, str, str, bool], None]
 """Told of what a hook did: `hook`, what, which, whether that was an error."""
 
 
-class AtRoot:
+class RootHookCall:
     """Stands for the functions of hooks that run in the root."""
 
     def __init__(self, call_root: CallRoot) -> None:
@@ -64,7 +64,7 @@ class AtRoot:
     def __call__(self, *_: object) -> None:
         raise TypeError("this hook runs in the root")
 
-    async def ask(self, callings: Sequence[tuple[Hook, Event]]) -> list[Came]:
+    async def ask(self, callings: Sequence[tuple[Hook, Event]]) -> list[HookCallResult]:
         """Let the root call each of these hooks with its event, and return what they say."""
         asked: list[RunHook] = []
         for event, part in groupby(callings, key=lambda calling: calling[1]):
@@ -75,14 +75,14 @@ class AtRoot:
         try:
             said = await self._call_root(RUN_HOOKS, RunHooks(tuple(asked)), seconds)
         except QueryTimeoutError:
-            late = Late(f"was not heard of from the root within {seconds:g} s")
-            return [Came(None, late, seconds)] * len(callings)
+            late = DeadlineExceeded(f"was not heard of from the root within {seconds:g} s")
+            return [HookCallResult(None, late, seconds)] * len(callings)
         except OrchError as error:
-            return [Came(error=error)] * len(callings)
+            return [HookCallResult(error=error)] * len(callings)
         return [_came(row) for row in said.rows]
 
 
-class Tally:
+class HookCounter:
     """Counts what one hook does. `calls` and `seconds` may be added to."""
 
     def __init__(self, row: HookRow, context: HookContext | None = None) -> None:
@@ -93,7 +93,7 @@ class Tally:
         self._errors = self._late = 0
         self._last_error = ""
 
-    def add(self, done: Done, *, counted: bool = True) -> None:
+    def add(self, done: HookEffects, *, counted: bool = True) -> None:
         """Count `done`, its call and time too if that is not `counted` yet."""
         if counted:
             self.calls += 1
@@ -117,10 +117,10 @@ class Tally:
         return taken
 
 
-class Crew(NamedTuple):
+class HookGroup(NamedTuple):
     """Hooks that are told of an event together, by where they run: in a thread here, in the root, aside."""
 
-    here: Crowd
+    here: ObserverGroup
     there: Sequence[Hook]
     aside: Sequence[Hook]
 
@@ -134,7 +134,7 @@ class HookCalls:
 
     def __init__(
         self,
-        own: Registry,
+        own: HookRegistry,
         spec: AgentSpec,
         call_root: CallRoot,
         *,
@@ -148,32 +148,32 @@ class HookCalls:
         self._own = own
         self._spec = spec
         self._call_root = call_root
-        self._root = AtRoot(call_root)
+        self._root = RootHookCall(call_root)
         self._loop = asyncio.get_running_loop()
         self._say = say
         self._messages = messages
-        self._registry = Registry()
+        self._registry = HookRegistry()
         self._arranged: tuple[Sequence[HookRow], frozenset[str]] | None = None
         """The hooks of the root, and the names of those switched off, that the registry was made for."""
         self._switched: tuple[tuple[int, ...], frozenset[str]] = ((), frozenset())
         self._contexts: dict[str, HookContext] = {}
         self._opened: list[HookContext] = []
         """Those that keep something for this turn."""
-        self._threads = Threads()
-        self._here = Listeners(self._heard_of)
-        self._there = Audience(self._tell_there)
+        self._threads = ThreadPool()
+        self._here = ObserverThreads(self._heard_of)
+        self._there = NotificationQueue(self._tell_there)
         self._aside: set[asyncio.Task[None]] = set()
-        self._tallies: dict[str, Tally] = {}
-        self._crews: dict[int, Crew] = {}
+        self._tallies: dict[str, HookCounter] = {}
+        self._crews: dict[int, HookGroup] = {}
         """Those that are told together, by the identity of the step of the registry that they are."""
-        self._crowds: list[Crowd] = []
+        self._crowds: list[ObserverGroup] = []
         """Those of them that are told here, and those of former registries that may still be."""
         self._errands: deque[Callable[[], object]] = deque()
         """What hooks in threads want to be done here."""
         self._report: asyncio.TimerHandle | None = None
         self._reported = -REPORT_EVERY
         self._events = 0
-        self._acts: dict[str, list[HookAct]] = {}
+        self._acts: dict[str, list[HookAction]] = {}
         self._more: Counter[str] = Counter()
         """What hooks did by turn, and how often something that is not among that: some are done when theirs is over."""
         self._turn = ""
@@ -199,7 +199,7 @@ class HookCalls:
         arranged = (rows, self._switches())
         if arranged == self._arranged:
             return
-        registry = Registry((*self._own, *(Hook(row, self._root) for row in rows)))
+        registry = HookRegistry((*self._own, *(Hook(row, self._root) for row in rows)))
         self._registry = registry.without(arranged[1])
         self._crews.clear()
         self.on = frozenset(stage for stage in STAGES if self._registry.chain(stage))
@@ -208,7 +208,7 @@ class HookCalls:
         )
         self._arranged = arranged
 
-    async def run(self, event: Event) -> Followed:
+    async def run(self, event: Event) -> StageResult:
         """Call the hooks of the event's stage and return what comes of them. Raises nothing but CancelledError."""
         event = self._stamped(event)
         followed = await run_chain(self._registry.steps(event.stage), event, self._call, self._let_know)
@@ -217,7 +217,7 @@ class HookCalls:
                 self._noted(self._tally(hook), done, event.turn)
         return followed
 
-    async def sift(self, event: Event) -> Followed:
+    async def sift(self, event: Event) -> StageResult:
         """Return what comes of an event that is none of a turn's: those that only look on are not told of it, and of
         others nothing counts but what went wrong."""
         event = self._stamped(event)
@@ -234,7 +234,7 @@ class HookCalls:
         for step in self._registry.steps(event.stage):
             self._let_know(step, event)
 
-    async def ask(self, stage: str, **fields: Any) -> Followed | None:
+    async def ask(self, stage: str, **fields: Any) -> StageResult | None:
         """Return what comes of the event of `stage` with `fields`, None when there is no hook for it."""
         return await self.run(STAGES[stage].event(**fields)) if stage in self.on else None
 
@@ -274,7 +274,7 @@ class HookCalls:
         ran = tuple(tally.take() for tally in self._tallies.values() if tally.ran)
         if ran:
             try:
-                await self._call_root(RECORD_HOOK_RUNS, HooksRan(ran), REPORT_SECONDS)
+                await self._call_root(RECORD_HOOK_RUNS, ReportHooks(ran), REPORT_SECONDS)
             except OrchError as error:
                 print(f"hooks: what they did could not be told: {error}", flush=True)
 
@@ -295,7 +295,7 @@ class HookCalls:
 
     # One call.
 
-    async def _call(self, hook: Hook, event: Event) -> Came:
+    async def _call(self, hook: Hook, event: Event) -> HookCallResult:
         if hook.handler is self._root:
             [came] = await self._root.ask([(hook, event)])
         elif hook.row.aside:
@@ -316,16 +316,16 @@ class HookCalls:
             self._aside.add(task)
             task.add_done_callback(self._aside.discard)
 
-    def _crew(self, hooks: Sequence[Hook]) -> Crew:
+    def _crew(self, hooks: Sequence[Hook]) -> HookGroup:
         """Sort `hooks` by where they run, once for as long as the registry stays."""
         there = [hook for hook in hooks if hook.handler is self._root]
         aside = [hook for hook in hooks if hook.handler is not self._root and hook.row.aside]
         here = [hook for hook in hooks if hook.handler is not self._root and not hook.row.aside]
         for each in here:
             self._tally(each)
-        crowd = Crowd([task_of(each, self._context(each)) for each in here])
+        crowd = ObserverGroup([task_of(each, self._context(each)) for each in here])
         self._crowds.append(crowd)
-        crew = self._crews[id(hooks)] = Crew(crowd, there, aside)
+        crew = self._crews[id(hooks)] = HookGroup(crowd, there, aside)
         return crew
 
     def _count(self) -> None:
@@ -338,8 +338,8 @@ class HookCalls:
         if self._here.idle:
             self._crowds = [crew.here for crew in self._crews.values()]
 
-    def _heard_of(self, said: Said) -> None:
-        done = watched(said.name, said.event.stage, Came(said.value, said.error, said.seconds or 0.0))
+    def _heard_of(self, said: ObserverReport) -> None:
+        done = watched(said.name, said.event.stage, HookCallResult(said.value, said.error, said.seconds or 0.0))
         self._noted(self._tallies[said.name], done, said.event.turn, counted=said.seconds is not None)
 
     async def _tell_there(self, told: Sequence[tuple[Sequence[Hook], Event]]) -> None:
@@ -400,14 +400,14 @@ class HookCalls:
     def failed(self, hook: str, stage: str, why: str) -> None:
         """Take down that nothing can come of what `hook` said at `stage`."""
         if (found := self._registry.find(hook)) is not None:
-            self._noted(self._tally(found), Done(hook, stage, error=why), self._turn, counted=False)
+            self._noted(self._tally(found), HookEffects(hook, stage, error=why), self._turn, counted=False)
 
-    def _tally(self, hook: Hook) -> Tally:
+    def _tally(self, hook: Hook) -> HookCounter:
         if (tally := self._tallies.get(hook.row.name)) is None:
-            tally = self._tallies[hook.row.name] = Tally(hook.row, self._context(hook))
+            tally = self._tallies[hook.row.name] = HookCounter(hook.row, self._context(hook))
         return tally
 
-    def _noted(self, tally: Tally, done: Done, turn: str, *, counted: bool = True) -> None:
+    def _noted(self, tally: HookCounter, done: HookEffects, turn: str, *, counted: bool = True) -> None:
         """Count what a hook did, and tell whoever watches of what had an effect."""
         tally.add(done, counted=counted)
         if done.error or done.actions:
@@ -417,18 +417,18 @@ class HookCalls:
         if self._tell is not None and (done.error or done.actions):
             self._tell("hook", told(done), done.hook, bool(done.error))
 
-    def _act(self, done: Done, turn: str) -> None:
+    def _act(self, done: HookEffects, turn: str) -> None:
         acts = self._acts.setdefault(turn, [])
         if len(acts) < MOST_ACTS:
             why = scrub(done.error)[:MOST_SHOWN]
-            acts.append(HookAct(done.hook, done.stage, done.actions, round(done.seconds, 6), why))
+            acts.append(HookAction(done.hook, done.stage, done.actions, round(done.seconds, 6), why))
         else:
             self._more[turn] += 1
 
-    def acted(self) -> list[Acted]:
+    def acted(self) -> list[HookActions]:
         """Return what hooks did since this was asked last, by turn; nothing of those that only looked on."""
         acted, self._acts, more, self._more = self._acts, {}, self._more, Counter()
-        return [Acted(turn, tuple(acts), more[turn]) for turn, acts in acted.items()]
+        return [HookActions(turn, tuple(acts), more[turn]) for turn, acts in acted.items()]
 
     def _switches(self) -> frozenset[str]:
         """Return the names of the hooks that are switched off; the file is read when it has changed."""
@@ -447,15 +447,17 @@ class HookCalls:
         return self._switched[1]
 
 
-def _came(said: HookSaid) -> Came:
+def _came(said: HookReply) -> HookCallResult:
     """Return what a hook in the root said as if it had been said here."""
     if said.error:
-        return Came(None, Late(said.error) if said.late else Misuse(said.error), said.seconds)
+        return HookCallResult(
+            None, DeadlineExceeded(said.error) if said.late else HookMisuseError(said.error), said.seconds
+        )
     patch = said.decision if said.decision is not None else msgspec.msgpack.decode(said.patch)
-    return Came(patch, None, said.seconds)
+    return HookCallResult(patch, None, said.seconds)
 
 
-def told(done: Done) -> str:
+def told(done: HookEffects) -> str:
     """Return in a line what a hook did."""
     what = ", ".join(done.actions) or "nothing"
     over = "".join(f"; {field} over that of {other}" for field, other in done.overrode)

@@ -16,17 +16,17 @@ from orch_protocol.hooks import events as stages
 from ..conversation.stubs import body_of, replaced, stubs_in, with_body
 from .runner import HookCalls
 
-__all__ = ["Compacting", "Kept", "PastHooks", "detached"]
+__all__ = ["ArchivalHooks", "ArchiveDecision", "CompactionDecision", "detached"]
 
 
-class Kept(Struct, frozen=True):
+class ArchiveDecision(Struct, frozen=True):
     """An archive as it goes on record. Of one whose summary is `supplied` no model writes another."""
 
     collapse: Collapse
     supplied: bool = False
 
 
-class Compacting(Struct, frozen=True):
+class CompactionDecision(Struct, frozen=True):
     """What hooks say of a compaction: what its writer is told, the `summary` itself, "" for one that is to be written,
     and the lines that are added to it."""
 
@@ -35,17 +35,17 @@ class Compacting(Struct, frozen=True):
     added: tuple[str, ...] = ()
 
 
-class PastHooks:
+class ArchivalHooks:
     """The hooks of one agent, as those see them who shorten its conversation."""
 
     def __init__(self, calls: HookCalls) -> None:
         self._calls = calls
 
-    async def before_archive(self, collapse: Collapse, messages: Sequence[Message]) -> Kept | None:
+    async def before_archive(self, collapse: Collapse, messages: Sequence[Message]) -> ArchiveDecision | None:
         """Return what is to go on record of the archive of `messages`, None when it is not to be made."""
         asked = [text for message in collapse.messages for text in stubs_in(message).values()]
         if "before_archive" not in self._calls.on or not asked:
-            return Kept(collapse)
+            return ArchiveDecision(collapse)
         event = stages.BeforeArchive(
             holder=collapse.holder,
             kind=collapse.kind,
@@ -59,10 +59,12 @@ class PastHooks:
             return None
         supplied = any("summary" in done.actions for done in followed.done)
         if not supplied and not followed.inject:
-            return Kept(collapse)
+            return ArchiveDecision(collapse)
         body = scrub("\n".join((followed.event.summary, *followed.inject)))
         stub = with_body(asked[-1], body)
-        return Kept(replace(collapse, messages=tuple(replaced(each, stub) for each in collapse.messages)), supplied)
+        return ArchiveDecision(
+            replace(collapse, messages=tuple(replaced(each, stub) for each in collapse.messages)), supplied
+        )
 
     def archived(self, collapse: Collapse) -> None:
         """The archive is on record."""
@@ -70,13 +72,13 @@ class PastHooks:
 
     async def before_compaction(
         self, reason: str, messages: Sequence[Message], tokens: int, instructions: str = ""
-    ) -> Compacting | None:
+    ) -> CompactionDecision | None:
         """Return what hooks say of a compaction of `messages`, a conversation of `tokens`, None when it is not to be.
 
         `reason` is `size`, `asked` or `refused`.
         """
         if "before_compaction" not in self._calls.on:
-            return Compacting(instructions)
+            return CompactionDecision(instructions)
         event = stages.BeforeCompaction(
             reason=reason, messages=detached(messages), tokens=tokens, instructions=instructions
         )
@@ -85,7 +87,7 @@ class PastHooks:
             return None
         said = followed.event
         assert isinstance(said, stages.BeforeCompaction)
-        return Compacting(scrub(said.instructions), scrub(said.summary), tuple(map(scrub, followed.inject)))
+        return CompactionDecision(scrub(said.instructions), scrub(said.summary), tuple(map(scrub, followed.inject)))
 
     def compacted(self, reason: str, summary: str, *, tokens_before: int, tokens_after: int, supplied: bool) -> None:
         """The compaction is on record."""

@@ -11,32 +11,32 @@ from orch_protocol.core.errors import ConfigError, OrchError
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.resources.memory import MemorySpec, Note, NoteSource
 
-from ..conversation.tokens import Estimator
-from ..policy.taint import Marks
+from ..conversation.tokens import TokenEstimator
+from ..policy.taint import TaintLabels
 from ..session.transcript import timestamp
 from .notes import checked, make_memory, memory_text, relevant, within
 
-__all__ = ["Recollection"]
+__all__ = ["MemorySession"]
 
 LOOK_SECONDS: Final = 3.0
 MOST_FLUSHED: Final = 20
 LOCAL: Final = "this conversation is for models of this machine alone, and notes are for all: nothing was noted"
 
 
-class Recollection:
+class MemorySession:
     """What the agent with that id remembers, as `spec` says.
 
     Notes bear the `marks` of its conversation; while that `is_local` it adds none. Raises ConfigError when there is no
     such provider.
     """
 
-    def __init__(self, spec: MemorySpec, agent: str, marks: Marks, is_local: Callable[[], bool]) -> None:
+    def __init__(self, spec: MemorySpec, agent: str, marks: TaintLabels, is_local: Callable[[], bool]) -> None:
         self._spec = spec
         self._agent = agent
         self._marks = marks
         self._is_local = is_local
         self._memory = make_memory(spec)
-        self._size = Estimator().text
+        self._size = TokenEstimator().text
         self._turn = ""
 
     @property

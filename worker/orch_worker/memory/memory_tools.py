@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from orch_protocol.core.errors import OrchError
-from orch_protocol.core.taint import joined
+from orch_protocol.core.taint import join_labels
 
 from ..tools.api.base import MemoryNotes, ToolContext, ToolError, ToolOutput, tool
 from .notes import NOTHING, listed
@@ -46,7 +46,7 @@ async def recall(context: ToolContext, query: str) -> ToolOutput:
         notes = await _memory(context).recall(query, MOST_TOKENS)
     except OrchError as error:
         raise ToolError(str(error)) from error
-    marks = joined((), [mark for note in notes for mark in note.marks])
+    marks = join_labels((), [mark for note in notes for mark in note.marks])
     return ToolOutput(listed(notes) if notes else NOTHING, marks=marks)
 
 

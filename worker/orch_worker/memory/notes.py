@@ -18,7 +18,7 @@ from ..backends.offline.bm25 import terms_of
 __all__ = [
     "HEADING",
     "NOTHING",
-    "Memory",
+    "MemoryStore",
     "checked",
     "folder_of",
     "listed",
@@ -36,7 +36,7 @@ NOTHING: Final = "(nothing is noted)"
 ROW_TOKENS: Final = 12
 
 
-class Memory(Protocol):
+class MemoryStore(Protocol):
     """Keeps notes for many agents at once, in whatever processes they are. Methods may be called from any thread.
 
     What a method returns or raises is about all of them: a note that was added is there for everybody afterwards, also
@@ -53,7 +53,7 @@ class Memory(Protocol):
         """Delete the notes with these ids for good, and return those that were there. Raises StoreError."""
 
 
-def make_memory(spec: MemorySpec) -> Memory:
+def make_memory(spec: MemorySpec) -> MemoryStore:
     """Return what keeps the notes of `spec`. Raises ConfigError when there is no such provider."""
     if spec.provider == "file":
         from .memory_file import FileMemory
@@ -63,7 +63,7 @@ def make_memory(spec: MemorySpec) -> Memory:
     try:
         if not found:
             raise ImportError("write file, or package.module:function")
-        make: Callable[[MemorySpec], Memory] = getattr(import_module(module), name)
+        make: Callable[[MemorySpec], MemoryStore] = getattr(import_module(module), name)
         return make(spec)
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigError(f"memory.provider = {spec.provider!r} cannot be had: {error}") from error

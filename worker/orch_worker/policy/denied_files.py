@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from typing import Final, NamedTuple
 
-__all__ = ["MOST_MOUNTS", "MOST_NAMES", "DeniedFiles", "Found"]
+__all__ = ["MOST_MOUNTS", "MOST_NAMES", "DeniedFiles", "DeniedPaths"]
 
 MOST_NAMES: Final = 200_000
 MOST_MOUNTS: Final = 1_000
@@ -23,14 +23,14 @@ SETTLED_NS: Final = 1_000_000_000
 """A folder that changed more recently than this is listed again: its time may not tell a further change."""
 
 
-class Found(NamedTuple):
+class DeniedPaths(NamedTuple):
     """Existing paths with links resolved, sorted, none below another; and why that may not be all of them, or ""."""
 
     paths: tuple[str, ...]
     incomplete: str = ""
 
 
-class _Listing(NamedTuple):
+class _FolderListing(NamedTuple):
     changed: int
     size: int
     folders: tuple[str, ...]
@@ -64,9 +64,9 @@ class DeniedFiles:
         self._folders = tuple(dict.fromkeys(map(os.path.realpath, folders)))
         self._most_names = MOST_NAMES if most_names is None else most_names
         self._most_paths = MOST_MOUNTS if most_paths is None else most_paths
-        self._listings: dict[str, _Listing] = {}
+        self._listings: dict[str, _FolderListing] = {}
 
-    def find(self) -> Found:
+    def find(self) -> DeniedPaths:
         """Return what is there now. Reads folders."""
         found: dict[str, None] = {}
         self._left, incomplete = self._most_names, ""
@@ -84,7 +84,7 @@ class DeniedFiles:
         if len(paths) > self._most_paths:
             incomplete = f"{len(paths):,} denied files, of which {self._most_paths:,} can be covered"
             paths = paths[: self._most_paths]
-        return Found(tuple(paths), incomplete)
+        return DeniedPaths(tuple(paths), incomplete)
 
     def _expanded(self, rule: str) -> Iterator[str]:
         """Yield the paths that the absolute `rule` matches."""
@@ -105,7 +105,7 @@ class DeniedFiles:
         self._count(len(names))
         return names
 
-    def _named_below(self, top: str, known: Mapping[str, _Listing]) -> Iterator[str]:
+    def _named_below(self, top: str, known: Mapping[str, _FolderListing]) -> Iterator[str]:
         """Yield what has a denied name below `top`; links are not followed."""
         waiting = [top]
         while waiting:
@@ -119,7 +119,7 @@ class DeniedFiles:
                 yield os.path.join(folder, name)
             waiting += [path for name in listing.folders if (path := os.path.join(folder, name)) not in SKIPPED]
 
-    def _listed(self, folder: str, known: _Listing | None) -> _Listing | None:
+    def _listed(self, folder: str, known: _FolderListing | None) -> _FolderListing | None:
         assert self._name is not None
         try:
             changed = os.stat(folder).st_ctime_ns
@@ -140,7 +140,7 @@ class DeniedFiles:
                         break
         except OSError:
             return None
-        return _Listing(changed, size, tuple(folders), tuple(matches))
+        return _FolderListing(changed, size, tuple(folders), tuple(matches))
 
     def _count(self, names: int) -> None:
         self._left -= names

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orch_protocol.core.taint import BITS, Bit, Mark, mark
+from orch_protocol.core.taint import BITS, Bit, TaintLabel, taint_label
 
 from .rules import under
 
-__all__ = ["Sieve"]
+__all__ = ["FileFilter"]
 
 
-class Sieve:
+class FileFilter:
     """Of one call of `tool`: it is asked about each file, by its absolute path, before anything of that is shown.
 
     Files under the rules `away` are passed over, and, where that is `bounded`, those that would bring the third of the
@@ -34,7 +34,7 @@ class Sieve:
         self._away = under(away)
         self._brings = {bit: under(rules) for bit, rules in brings.items()}
         self._there = there
-        self._marks: dict[Bit, Mark] = {}
+        self._marks: dict[Bit, TaintLabel] = {}
         self._passed = 0
 
     def keeps_away(self, path: str) -> bool:
@@ -52,11 +52,11 @@ class Sieve:
             self._passed += 1
             return False
         self._there = now
-        self._marks |= {bit: mark(bit, f"{self._tool} {path}") for bit in brings}
+        self._marks |= {bit: taint_label(bit, f"{self._tool} {path}") for bit in brings}
         return True
 
     @property
-    def marks(self) -> tuple[Mark, ...]:
+    def marks(self) -> tuple[TaintLabel, ...]:
         """What the files that were let through bring."""
         return tuple(self._marks.values())
 

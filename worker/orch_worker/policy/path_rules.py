@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from orch_protocol.core.policy import PolicySpec
 
-from .rules import CREDENTIALS, RECURSIVE, Grounds, Place
-from .shell_words import Where, mentions
+from .rules import CREDENTIALS, RECURSIVE, NamedPath, ResolvedRules
+from .shell_words import ShellContext, mentions
 
 __all__ = ["absolute_rules", "grounds_of", "meant", "places_of", "start_of", "where_of"]
 
@@ -58,7 +58,7 @@ APART: Final = frozenset(
 """Tools that do not work in the agent's folder."""
 
 
-def where_of(cwd: Path, env: Mapping[str, str]) -> Where:
+def where_of(cwd: Path, env: Mapping[str, str]) -> ShellContext:
     """Return where an agent works. Its home is what the system says and what its variables say: both are looked at."""
     homes = [os.path.expanduser("~"), env.get("HOME", "")]
     try:
@@ -67,10 +67,10 @@ def where_of(cwd: Path, env: Mapping[str, str]) -> Where:
         pass  # a user without an entry
     absolute = tuple(dict.fromkeys(home for home in homes if home.startswith("/")))
     start = os.path.abspath(cwd)
-    return Where(start, absolute, {"HOME": absolute[0] if absolute else "/", "PWD": start, **env})
+    return ShellContext(start, absolute, {"HOME": absolute[0] if absolute else "/", "PWD": start, **env})
 
 
-def grounds_of(spec: PolicySpec, where: Where) -> Grounds:
+def grounds_of(spec: PolicySpec, where: ShellContext) -> ResolvedRules:
     """Return `spec` with its paths made absolute, as they are spelled and where their links lead."""
     rules = spec.rules
     credentials, denied = absolute_rules(CREDENTIALS, where), absolute_rules(rules.denied_paths, where)
@@ -78,7 +78,7 @@ def grounds_of(spec: PolicySpec, where: Where) -> Grounds:
         absolute_rules(rules.taint.untrusted_paths, where),
         absolute_rules(rules.taint.sensitive_paths, where),
     )
-    return Grounds(
+    return ResolvedRules(
         spec,
         credentials,
         denied,
@@ -91,7 +91,7 @@ def grounds_of(spec: PolicySpec, where: Where) -> Grounds:
     )
 
 
-def places_of(tool: str, input: Mapping[str, Any], where: Where) -> tuple[Place, ...] | None:
+def places_of(tool: str, input: Mapping[str, Any], where: ShellContext) -> tuple[NamedPath, ...] | None:
     """Return what a call names, and the folder it works in; None when there is too much of it to be looked through."""
     text = TEXT.get(tool, frozenset())
     said = [value for name, value in input.items() if name not in text]
@@ -102,18 +102,18 @@ def places_of(tool: str, input: Mapping[str, Any], where: Where) -> tuple[Place,
     if named is None:
         return None
     start = () if tool in APART else (where.cwd,)
-    return tuple(Place(path, _real(path)) for path in dict.fromkeys((*start, *named)))
+    return tuple(NamedPath(path, _real(path)) for path in dict.fromkeys((*start, *named)))
 
 
-def start_of(tool: str, input: Mapping[str, Any], where: Where) -> Place | None:
+def start_of(tool: str, input: Mapping[str, Any], where: ShellContext) -> NamedPath | None:
     """Return where a call begins that goes down into folders; None for one that does not."""
     if tool not in RECURSIVE:
         return None
     path = os.path.join(where.cwd, str(input.get("path", "."))).replace("\0", "")
-    return Place(os.path.normpath(path), _real(path))
+    return NamedPath(os.path.normpath(path), _real(path))
 
 
-def meant(places: Iterable[Place]) -> tuple[Place, ...] | None:
+def meant(places: Iterable[NamedPath]) -> tuple[NamedPath, ...] | None:
     """Return the files and folders that are there and that `places` with wildcards stand for; None when that takes
     looking at too many names, or is too many of them."""
     folders: dict[str, dict[str, bool]] = {}
@@ -146,7 +146,7 @@ def meant(places: Iterable[Place]) -> tuple[Place, ...] | None:
                 found[path] = None
             if len(found) > MOST_MEANT:
                 return None
-    return tuple(Place(path, _real(path)) for path in found)
+    return tuple(NamedPath(path, _real(path)) for path in found)
 
 
 def _listed(folder: str, most: int) -> dict[str, bool]:
@@ -165,7 +165,7 @@ def _may_hold(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def absolute_rules(paths: Iterable[str], where: Where) -> tuple[str, ...]:
+def absolute_rules(paths: Iterable[str], where: ShellContext) -> tuple[str, ...]:
     """Return `paths` as absolute ones, as they are spelled and with links resolved; bare names stay as they are."""
     found: dict[str, None] = {}
     for path in paths:

@@ -17,7 +17,7 @@ from orch_protocol.core.policy import RANK, DataClass, Model, PolicyCall, Policy
 from ..system.importing import load
 from ..system.threads import awaited, in_thread, told
 
-__all__ = ["FUNCTION_SECONDS", "Opinion", "PolicyFunction", "named"]
+__all__ = ["FUNCTION_SECONDS", "PolicyCallback", "PolicyFunction", "named"]
 
 FUNCTION_SECONDS: Final = 10.0
 MOST_REASON: Final = 1000
@@ -25,7 +25,7 @@ MOST_REASON: Final = 1000
 PolicyFunction = Callable[[PolicyCall, PolicyConfig], Verdict | Awaitable[Verdict]]
 
 
-class Opinion:
+class PolicyCallback:
     """Asks `function` about one call at a time, and waits `seconds` for each verdict.
 
     One that is not async runs in a thread of its own. While one call's thread has not come back, others are denied.

@@ -30,9 +30,9 @@ __all__ = [
     "CREDENTIALS",
     "OPERATIONS",
     "RECURSIVE",
-    "Call",
-    "Grounds",
-    "Place",
+    "JudgedCall",
+    "NamedPath",
+    "ResolvedRules",
     "above",
     "at_hand",
     "judge",
@@ -85,27 +85,27 @@ TENSOR: Final[dict[tuple[Channel, DataClass], dict[Operation, Approval]]] = {
 }
 
 
-class Place(Struct, frozen=True):
+class NamedPath(Struct, frozen=True):
     """A path that a call names: absolute, as it is spelled, and with its links resolved. Either may hold `*?[`."""
 
     spelled: str
     real: str
 
 
-class Call(Struct, frozen=True):
+class JudgedCall(Struct, frozen=True):
     """A call to be judged: the tool, what it names, and whether personal data was touched before, in the same turn.
 
     `planning` says that the agent is in plan mode. One that goes down into folders begins at `start`.
     """
 
     tool: str
-    places: tuple[Place, ...] = ()
+    places: tuple[NamedPath, ...] = ()
     personal: bool = False
     planning: bool = False
-    start: Place | None = None
+    start: NamedPath | None = None
 
 
-class Grounds(Struct, frozen=True):
+class ResolvedRules(Struct, frozen=True):
     """The rules, with their paths as absolute ones: each as it is spelled and with its links resolved.
 
     `present` are those that exist.
@@ -122,7 +122,7 @@ class Grounds(Struct, frozen=True):
     sensitive: tuple[str, ...] = ()
 
 
-def judge(call: Call, grounds: Grounds) -> Verdict:
+def judge(call: JudgedCall, grounds: ResolvedRules) -> Verdict:
     """Return the verdict on `call`: the strictest of all sources; its `data` is the class of what the call touches."""
     data = _data_class(call, grounds)
     said = (*_paths(call, grounds), _plan(call), _tensor(call, grounds, data), _configured(call, grounds))
@@ -187,7 +187,7 @@ def _is(rule: str) -> Callable[[str], object]:
     return rule.__eq__
 
 
-def meets(call: Call, rules: Iterable[str]) -> Iterator[tuple[Place, str]]:
+def meets(call: JudgedCall, rules: Iterable[str]) -> Iterator[tuple[NamedPath, str]]:
     """Yield the places that `call` names and the rules that they fall under."""
     for rule in rules:
         for place in call.places:
@@ -195,7 +195,7 @@ def meets(call: Call, rules: Iterable[str]) -> Iterator[tuple[Place, str]]:
                 yield place, rule
 
 
-def above(call: Call, rules: Iterable[str], grounds: Grounds) -> Iterator[tuple[Place, str]]:
+def above(call: JudgedCall, rules: Iterable[str], grounds: ResolvedRules) -> Iterator[tuple[NamedPath, str]]:
     """Yield where a recursive tool begins with each rule that it would reach from there."""
     if call.start is not None:
         for rule in rules:
@@ -203,7 +203,7 @@ def above(call: Call, rules: Iterable[str], grounds: Grounds) -> Iterator[tuple[
                 yield call.start, rule
 
 
-def passed_over(grounds: Grounds, call: Call, start: str) -> tuple[str, ...]:
+def passed_over(grounds: ResolvedRules, call: JudgedCall, start: str) -> tuple[str, ...]:
     """Return the rules whose files `call` passes over where it comes upon them below `start`: those that nobody is
     asked about before it has looked, and that are not read unasked.
 
@@ -221,7 +221,7 @@ def at_hand(rules: Iterable[str], start: str) -> tuple[str, ...]:
     return tuple(rule for rule in rules if "/" not in rule or (within(rule, start) and not within(start, rule)))
 
 
-def _paths(call: Call, grounds: Grounds) -> Iterator[Verdict]:
+def _paths(call: JudgedCall, grounds: ResolvedRules) -> Iterator[Verdict]:
     for place, _ in meets(call, grounds.credentials):
         yield Verdict("ask", "local", f"{place.spelled} holds credentials")
     for place, rule in above(call, grounds.credentials, grounds):
@@ -234,7 +234,7 @@ def _paths(call: Call, grounds: Grounds) -> Iterator[Verdict]:
                 yield Verdict("deny", "any", f"{place.spelled} is not in allowed_paths")
 
 
-def _plan(call: Call) -> Verdict:
+def _plan(call: JudgedCall) -> Verdict:
     if not call.planning:
         return Verdict()
     if call.tool == EXIT_PLAN:
@@ -242,20 +242,20 @@ def _plan(call: Call) -> Verdict:
     return Verdict() if operation_of(call.tool) == "read" else Verdict("deny", "any", PLANNING)
 
 
-def _data_class(call: Call, grounds: Grounds) -> DataClass:
+def _data_class(call: JudgedCall, grounds: ResolvedRules) -> DataClass:
     if call.personal or any(meets(call, grounds.personal)):
         return "personal"
     return "code" if any(meets(call, grounds.code)) else "random"
 
 
-def _tensor(call: Call, grounds: Grounds, data: DataClass) -> Verdict:
+def _tensor(call: JudgedCall, grounds: ResolvedRules, data: DataClass) -> Verdict:
     operation = operation_of(call.tool)
     approval = TENSOR[grounds.spec.channel, data][operation]
     is_local = data == "personal" and approval != "allow"
     return Verdict(approval, "local" if is_local else "any", f"{call.tool} would {operation} where data is {data}")
 
 
-def _configured(call: Call, grounds: Grounds) -> Verdict:
+def _configured(call: JudgedCall, grounds: ResolvedRules) -> Verdict:
     rules = grounds.spec.rules
     if call.tool in rules.permissions:
         return Verdict(rules.permissions[call.tool], "any", f"permissions.{call.tool} is configured so")

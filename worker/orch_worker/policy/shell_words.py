@@ -22,7 +22,7 @@ __all__ = [
     "MOST_TEXT",
     "MOST_WORDS",
     "WORD",
-    "Where",
+    "ShellContext",
     "attached",
     "linked",
     "mentions",
@@ -164,7 +164,7 @@ _CLOSED: Final = re.compile(r"\)\s*(?:[,;)}\]]|$)")
 _HOME_IN_CODE: Final = re.compile(r"\bhome\(|expanduser|\bHOME\b")
 
 
-class Where(Struct, frozen=True):
+class ShellContext(Struct, frozen=True):
     """Where an agent works: its folder, the folders that `~` may mean, and the variables that its commands see."""
 
     cwd: str
@@ -172,7 +172,7 @@ class Where(Struct, frozen=True):
     env: Mapping[str, str] = {}
 
 
-def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
+def mentions(values: Iterable[Any], where: ShellContext) -> tuple[str, ...] | None:
     """Return each path that `values`, however nested, name: absolute, once; None when there is too much to look at.
 
     Relative ones are taken from the agent's folder, and from those that a command goes to.
@@ -191,12 +191,12 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
             bases |= dict.fromkeys(where.homes)
         try:
             _keep(words, _words(text), MOST_WORDS)
-        except (_TooMuchError, RecursionError):
+        except (_TooComplexError, RecursionError):
             return None
     kept: dict[str, None] = {}
     try:
         _keep(kept, (each for word in words for each in _variants(word, known, where)), MOST_PATHS)
-    except _TooMuchError:
+    except _TooComplexError:
         return None
     named = list(kept)
     if any(_MENTIONS_GOES.search(text) for text in texts):
@@ -229,13 +229,13 @@ def mentions(values: Iterable[Any], where: Where) -> tuple[str, ...] | None:
 
 
 def _keep(there: dict[str, None], texts: Iterable[str], most: int) -> None:
-    """Add `texts` to those that are `there`. Raises _TooMuchError when that takes more room than there is."""
+    """Add `texts` to those that are `there`. Raises _TooComplexError when that takes more room than there is."""
     left = MOST_KEPT
     for text in texts:
         there[text] = None
         left -= len(text)
         if left < 0 or len(there) > most:
-            raise _TooMuchError
+            raise _TooComplexError
 
 
 def _led(names: list[str], bases: Iterable[str]) -> dict[str, None]:
@@ -244,7 +244,9 @@ def _led(names: list[str], bases: Iterable[str]) -> dict[str, None]:
     return {os.path.normpath(path): None for each in names for path in _joined(there, each)}
 
 
-def _go(text: str, bases: dict[str, None], passing: dict[str, None], known: Mapping[str, str], where: Where) -> None:
+def _go(
+    text: str, bases: dict[str, None], passing: dict[str, None], known: Mapping[str, str], where: ShellContext
+) -> None:
     """Add to `bases`, from where the command or code `text` may begin, those where it goes, and to `passing` those
     where it goes for one command alone; no more when there are too many."""
     once: dict[str, None] = {}  # where one command goes, and what it starts
@@ -269,7 +271,7 @@ def _go(text: str, bases: dict[str, None], passing: dict[str, None], known: Mapp
             return
 
 
-def _destinations(found: re.Match[str], known: Mapping[str, str], where: Where) -> list[str]:
+def _destinations(found: re.Match[str], known: Mapping[str, str], where: ShellContext) -> list[str]:
     """Return the folders that may be meant where a command goes to one; when nobody knows, those above and homes."""
     to = found["to"]
     plain = to.strip("\"'")
@@ -326,7 +328,7 @@ def _words(text: str, depth: int = 0) -> Iterator[str]:
             yield from _words(word, depth + 1)
 
 
-def _variants(word: str, known: Mapping[str, str], where: Where) -> Iterator[str]:
+def _variants(word: str, known: Mapping[str, str], where: ShellContext) -> Iterator[str]:
     """Yield what `word` comes to with its variables, braces and `~` put in."""
     word = word.strip()
     if not word or len(word) > LONGEST:
@@ -360,37 +362,37 @@ def _filled(text: str, known: Mapping[str, str]) -> str:
 
 
 def _unbraced(word: str) -> list[str]:
-    """Return what the braces in `word` make of it, of data a part. Raises _TooMuchError for too much of a command."""
+    """Expand the braces in `word`; of data only a part. Raises _TooComplexError for too large an expansion."""
     found, is_data = [word], _DATA.search(word) is not None
     most = min(MOST_VARIANTS, max(2, MOST_DATA // len(word))) if is_data else MOST_PLAIN
     while len(found) < most and (match := _BRACES.search(found[0])):
         first = found.pop(0)
         found += [first[: match.start()] + each + first[match.end() :] for each in match[1].split(",")]
     if not is_data and len(found) >= most and any(_BRACES.search(each) for each in found):
-        raise _TooMuchError
+        raise _TooComplexError
     return found
 
 
-class _TooMuchError(Exception):
+class _TooComplexError(Exception):
     """What code puts together is more than can be looked at."""
 
 
-class _Names(dict[str, str]):
+class _AssignedTexts(dict[str, str]):
     """Texts by the names that code gives them; of these so much can be put together."""
 
     left = MOST_FOLDED
 
     def take(self, characters: int) -> None:
-        """Raise _TooMuchError when there is no room for so much more."""
+        """Raise _TooComplexError when there is no room for so much more."""
         self.left -= characters
         if self.left < 0:
-            raise _TooMuchError
+            raise _TooComplexError
 
 
 def _folded(text: str) -> list[str]:
     """Return the texts in Python code, those put together from parts too; nothing when `text` is no Python.
 
-    Raises _TooMuchError; RecursionError for what is nested too deeply.
+    Raises _TooComplexError; RecursionError for what is nested too deeply.
     """
     try:
         with warnings.catch_warnings():
@@ -398,7 +400,7 @@ def _folded(text: str) -> list[str]:
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    names = _Names()
+    names = _AssignedTexts()
     found: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and (value := _text(node.value, names)) is not None:
@@ -415,7 +417,7 @@ def _folded(text: str) -> list[str]:
     return list(found)
 
 
-def _text(node: ast.expr, names: _Names) -> str | None:
+def _text(node: ast.expr, names: _AssignedTexts) -> str | None:
     """Return the text or path that `node` is, as far as it can be said; None when it is something else."""
     match node:
         case ast.Constant(value=str(text)):
@@ -461,7 +463,9 @@ def _text(node: ast.expr, names: _Names) -> str | None:
     return None
 
 
-def _put_in(fields: re.Pattern[str], template: ast.expr, parts: Iterable[ast.expr], names: _Names) -> str | None:
+def _put_in(
+    fields: re.Pattern[str], template: ast.expr, parts: Iterable[ast.expr], names: _AssignedTexts
+) -> str | None:
     """Return what `template` says with the parts in its fields, one after the other."""
     text, filled = _text(template, names), (_text(part, names) or "*" for part in parts)
     return fields.sub(lambda _: next(filled, "*"), text) if text is not None else None
@@ -471,6 +475,6 @@ def _elements(parts: list[ast.expr]) -> list[ast.expr]:
     return parts[0].elts if len(parts) == 1 and isinstance(parts[0], (ast.List, ast.Tuple)) else parts
 
 
-def _path(*nodes: ast.expr, names: _Names) -> str | None:
+def _path(*nodes: ast.expr, names: _AssignedTexts) -> str | None:
     parts = [value for node in nodes if (value := _text(node, names))]
     return os.path.join(*parts) if parts else None

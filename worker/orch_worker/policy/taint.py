@@ -19,18 +19,27 @@ from msgspec import Struct
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.policy import Verdict
 from orch_protocol.core.sandbox import SandboxSpec
-from orch_protocol.core.taint import BITS, Bit, Mark, TaintConfig, bare, bits_in, joined, mark
+from orch_protocol.core.taint import (
+    BITS,
+    Bit,
+    TaintConfig,
+    TaintLabel,
+    bits_in,
+    join_labels,
+    taint_label,
+    without_sources,
+)
 
 from ..session.transcript import Transcript
 from ..system.atomic_json import locked, read, write
-from .rules import Call, Grounds, above, meets, operation_of
+from .rules import JudgedCall, ResolvedRules, above, meets, operation_of
 
 __all__ = [
     "CODE",
     "LABEL",
     "WEB",
-    "Marks",
-    "Nature",
+    "CallTaint",
+    "TaintLabels",
     "added",
     "changed_below",
     "fenced",
@@ -62,7 +71,7 @@ _URL: Final = re.compile(r"\bhttps?://[^\s'\"<>|;)]+")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
-class Nature(Struct, frozen=True):
+class CallTaint(Struct, frozen=True):
     """What a call brings. One that `reaches` runs code, which may read whatever its user may."""
 
     brings: frozenset[Bit] = frozenset()
@@ -72,13 +81,13 @@ class Nature(Struct, frozen=True):
 
 
 def nature_of(
-    call: Call,
+    call: JudgedCall,
     input: dict[str, Any],
     said: tuple[Bit, ...] | None,
-    grounds: Grounds,
+    grounds: ResolvedRules,
     config: TaintConfig,
     sandbox: SandboxSpec = SandboxSpec(),  # noqa: B008
-) -> Nature:
+) -> CallTaint:
     """Return what `call` with `input` brings; `said` is what the tool says itself, None when nothing.
 
     Code that `sandbox` keeps in the agent's folder reaches no secrets elsewhere, and without a network brings nothing.
@@ -90,17 +99,17 @@ def nature_of(
     if operation != "write":
         brings |= {bit for bit, rules in marked(grounds).items() if any(_names(call, rules, grounds))}
     if declared is not None:
-        return Nature(frozenset(brings.union(declared) - {"acts"}), "acts" in declared, subject=subject)
+        return CallTaint(frozenset(brings.union(declared) - {"acts"}), "acts" in declared, subject=subject)
     if call.tool in WEB and not (call.tool == "fetch_url" and trusts(str(input.get("url", "")), config)):
         brings.add("untrusted")
     confined = call.tool in CODE and sandbox.of(call.tool) in CONFINED
     if call.tool in CODE and (sandbox.network or not confined) and _gets(input, config):
         brings.add("untrusted")
     acts = operation != "read" or call.tool in WEB
-    return Nature(frozenset(brings), acts, operation == "exec" and not confined, subject)
+    return CallTaint(frozenset(brings), acts, operation == "exec" and not confined, subject)
 
 
-def marked(grounds: Grounds) -> dict[Bit, tuple[str, ...]]:
+def marked(grounds: ResolvedRules) -> dict[Bit, tuple[str, ...]]:
     """Return which files bring what is untrusted or sensitive, by the rules that they fall under."""
     return {
         "untrusted": grounds.untrusted,
@@ -108,7 +117,7 @@ def marked(grounds: Grounds) -> dict[Bit, tuple[str, ...]]:
     }
 
 
-def judge_taint(call: Call, nature: Nature, held: tuple[Mark, ...], config: TaintConfig) -> Verdict:
+def judge_taint(call: JudgedCall, nature: CallTaint, held: tuple[TaintLabel, ...], config: TaintConfig) -> Verdict:
     """Return what becomes of a call in a conversation that holds `held`: whether it would be the third thing, or acts
     where the other two are."""
     if config.mode == "off":
@@ -122,12 +131,12 @@ def judge_taint(call: Call, nature: Nature, held: tuple[Mark, ...], config: Tain
     return Verdict(config.mode, "any", _why(call, nature, held))
 
 
-def marks_of(call: str, nature: Nature, *, done: bool) -> tuple[Mark, ...]:
+def marks_of(call: str, nature: CallTaint, *, done: bool) -> tuple[TaintLabel, ...]:
     """Return the marks of a call of `nature` that begins to act, or, `done`, of what its result brought."""
     by = f"{call} {nature.subject}".rstrip()
     if not done:
-        return (mark("acts", by),) if nature.acts else ()
-    return tuple(mark(bit, by) for bit in BITS if bit in nature.brings)
+        return (taint_label("acts", by),) if nature.acts else ()
+    return tuple(taint_label(bit, by) for bit in BITS if bit in nature.brings)
 
 
 def trusts(url: str, config: TaintConfig) -> bool:
@@ -142,7 +151,7 @@ def trusts(url: str, config: TaintConfig) -> bool:
     )
 
 
-def labelled(text: str, marks: Iterable[Mark]) -> str:
+def labelled(text: str, marks: Iterable[TaintLabel]) -> str:
     """Return `text` between two lines that nothing in it can forge or end, when `marks` say that others wrote it."""
     sources = [each.by for each in marks if each.bit == "untrusted"]
     if not sources:
@@ -162,7 +171,7 @@ def fenced(text: str, what: str, about: str) -> str:
     )
 
 
-def _names(call: Call, rules: tuple[str, ...], grounds: Grounds) -> Iterable[Any]:
+def _names(call: JudgedCall, rules: tuple[str, ...], grounds: ResolvedRules) -> Iterable[Any]:
     yield from meets(call, rules)
     yield from above(call, rules, grounds)
 
@@ -183,7 +192,7 @@ def _is_here(url: str) -> bool:
         return False
 
 
-def _why(call: Call, nature: Nature, held: tuple[Mark, ...]) -> str:
+def _why(call: JudgedCall, nature: CallTaint, held: tuple[TaintLabel, ...]) -> str:
     by = {each.bit: each.by for each in reversed(held)}
     this = f"this call of {call.tool}"
     untrusted = by.get("untrusted", this)
@@ -205,7 +214,7 @@ def _subject(input: dict[str, Any]) -> str:
 # --- What the conversation of one agent is marked with, and that whatever is new of it goes on record at once ---
 
 
-class Marks:
+class TaintLabels:
     """The marks of the agent whose `transcript` that is: they are what its entries amount to.
 
     What brought them is told to nobody when the conversation is not `kept`.
@@ -217,24 +226,24 @@ class Marks:
         self._turn = ""
 
     @property
-    def held(self) -> tuple[Mark, ...]:
+    def held(self) -> tuple[TaintLabel, ...]:
         """What came into the conversation so far, on the path that it took."""
         return self._transcript.session.marks
 
     @property
-    def content(self) -> tuple[Mark, ...]:
+    def content(self) -> tuple[TaintLabel, ...]:
         """Those of them that are about what it holds, and not about what was done: whoever is told of it has them."""
         content = tuple(each for each in self.held if each.bit != "acts")
-        return content if self._kept else bare(content)
+        return content if self._kept else without_sources(content)
 
     def turn_began(self, turn: str) -> None:
         """What comes from now on does so in the query `turn`."""
         self._turn = turn
 
-    def note(self, marks: Iterable[Mark]) -> None:
+    def note(self, marks: Iterable[TaintLabel]) -> None:
         """Put what is new of `marks` on record. Raises StoreError."""
         held = self.held
-        if new := joined(held, marks)[len(held) :]:
+        if new := join_labels(held, marks)[len(held) :]:
             self._transcript.marks(new, self._turn)
 
 
@@ -251,7 +260,7 @@ LOST: Final = "what agents wrote from then on is followed"
 Files = dict[str, tuple[Bit, ...]]
 
 
-def note(record: Path, paths: Iterable[str], marks: Iterable[Mark], *, whole: bool) -> None:
+def note(record: Path, paths: Iterable[str], marks: Iterable[TaintLabel], *, whole: bool) -> None:
     """Keep in mind what is in the files at `paths` now; `whole`: nothing of what was there before.
 
     Raises StoreError, ConfigError.
@@ -271,7 +280,7 @@ def note(record: Path, paths: Iterable[str], marks: Iterable[Mark], *, whole: bo
             write(record, list(files.items())[-MOST:])
 
 
-def added(grounds: Grounds, record: Path) -> Grounds:
+def added(grounds: ResolvedRules, record: Path) -> ResolvedRules:
     """Return `grounds` with what is kept in mind. A record that cannot be read makes every file untrusted."""
     try:
         files = _files(record)

@@ -6,20 +6,20 @@ import asyncio
 import os
 from pathlib import Path
 
-from orch_protocol.agent.spec import AgentSpec, Birth
+from orch_protocol.agent.spec import AgentSpec, WorkerBirth
 
-from ..transport.worker_endpoint import Host
-from ..transport.zmq_asyncio import Dealer
+from ..transport.worker_endpoint import WorkerEndpoint
+from ..transport.zmq_asyncio import DealerSocket
 
 __all__ = ["main"]
 
 
-def main(*, birth: Birth, address: str, ident: bytes, incarnation: int, spool: str, **_: object) -> int:
+def main(*, birth: WorkerBirth, address: str, ident: bytes, incarnation: int, spool: str, **_: object) -> int:
     """Serve the root at `address` as `incarnation` of the agent it will name; return the exit code."""
 
     async def serve() -> int:
-        host = Host(
-            lambda on_data: Dealer(address, ident, on_data),
+        host = WorkerEndpoint(
+            lambda on_data: DealerSocket(address, ident, on_data),
             birth=birth,
             incarnation=incarnation,
             spool=Path(spool),

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from orch_protocol.agent.spec import Birth
-from orch_protocol.wire.zygote_messages import LENGTH_BYTES, Fork, decode_birth, decode_fork
+from orch_protocol.agent.spec import WorkerBirth
+from orch_protocol.wire.zygote_messages import LENGTH_BYTES, ForkWorker, decode_birth, decode_fork
 
 from ..system import linux
 from ..system.importing import Entry, load
@@ -32,11 +32,11 @@ def prepare() -> None:
     The streams are those of the descriptors 0 to 2, whatever these come to be.
     """
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-    sys.stdout, sys.stderr = _Log.stream(1), _Log.stream(2)
+    sys.stdout, sys.stderr = _LossyLog.stream(1), _LossyLog.stream(2)
     faulthandler.enable(file=2)
 
 
-def live(entry: Callable[[], Entry], fork: Fork, pipe: int) -> NoReturn:
+def live(entry: Callable[[], Entry], fork: ForkWorker, pipe: int) -> NoReturn:
     """Be the worker that `fork` asks for, with `pipe` the read end of its birth pipe, and end the process.
 
     The process, or the one it was forked from, is prepared, and its signals are the system's. `entry` returns the
@@ -46,7 +46,7 @@ def live(entry: Callable[[], Entry], fork: Fork, pipe: int) -> NoReturn:
     code = 1
     try:
         birth = _settle(fork, pipe)
-        _Text.secrets = secrets_of(birth.keys)
+        _MaskedText.secrets = secrets_of(birth.keys)
         code = _code(
             entry()(
                 birth=birth,
@@ -76,7 +76,7 @@ def hide() -> None:
         linux.hide_memory()
 
 
-def _settle(fork: Fork, pipe: int) -> Birth:
+def _settle(fork: ForkWorker, pipe: int) -> WorkerBirth:
     """Tie this process to its root and cut it off from everything else it came with."""
     birth = _read_birth(pipe)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -103,7 +103,7 @@ def _settle(fork: Fork, pipe: int) -> Birth:
     return birth
 
 
-class _Log(io.FileIO):
+class _LossyLog(io.FileIO):
     """A log that is lost when it cannot be written: a full disk must not turn a report of an error into another."""
 
     def write(self, data: Any) -> int:
@@ -115,10 +115,10 @@ class _Log(io.FileIO):
     @classmethod
     def stream(cls, descriptor: int) -> io.TextIOWrapper:
         raw = io.BufferedWriter(cls(descriptor, "w", closefd=False), BUFFER_BYTES)
-        return _Text(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        return _MaskedText(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
-class _Text(io.TextIOWrapper):
+class _MaskedText(io.TextIOWrapper):
     """Text without the keys of this process, whoever writes it: an error may quote what it was given."""
 
     secrets: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class _Text(io.TextIOWrapper):
         return super().write(masked(text, self.secrets))
 
 
-def _read_birth(pipe: int) -> Birth:
+def _read_birth(pipe: int) -> WorkerBirth:
     # The root wrote all of it before the worker was asked for; an end of file means that it has changed its mind.
     head = os.read(pipe, LENGTH_BYTES)
     if len(head) < LENGTH_BYTES:

@@ -24,79 +24,79 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from orch_protocol.agent.spec import AgentSpec, BackendSpec, Birth
-from orch_protocol.wire.frames import Channel
-from orch_protocol.wire.worker_messages import Init, Nothing, Ping, Query
+from orch_protocol.agent.spec import AgentSpec, BackendSpec, WorkerBirth
+from orch_protocol.wire.frames import FrameChannel
+from orch_protocol.wire.worker_messages import EmptyBody, Init, Ping, Query
 from orch_protocol.wire.zygote_messages import (
-    Booted,
-    BootFailed,
-    Exited,
-    Fork,
-    Forked,
     ForkFailed,
+    ForkWorker,
     Report,
+    WorkerExited,
+    WorkerForked,
+    ZygoteFailed,
+    ZygoteReady,
     decode_fork,
     encode,
 )
 
 from ..backends.registry import APIS, PROVIDERS
-from ..session.log.append_log import unsynced
+from ..session.log.append_log import without_fsync
 from ..system import linux
 from ..system.importing import Entry, load
 from ..tools.dispatch.presets import BUILTIN, resolve
-from ..transport.worker_endpoint import Host
+from ..transport.worker_endpoint import WorkerEndpoint
 from . import worker_init
 
-__all__ = ["filled", "main", "rehearse"]
+__all__ = ["fill_heap_holes", "main", "run_warm_up_agent"]
 
 
 # --- Fill the holes in the heap before forking, so that a fork writes to fewer shared pages ---
 # Measured without it: a fresh worker owns 11 % more memory (lean; 12 % with the SDKs), and its start takes 7 % more CPU
 # (9 %). benchmarks/bench_memory.py prints the ratio of memory.
 
-LARGE: Final = (*range(16_384, 4096, -512), *range(4096, 1024, -64), *range(1024, 512, -16))
+MALLOC_SIZES: Final = (*range(16_384, 4096, -512), *range(4096, 1024, -64), *range(1024, 512, -16))
 """Sizes, in bytes, of what Python asks the C library for: first what only the larger holes have room for."""
-SMALL: Final = range(16, 513, 16)
+PYMALLOC_SIZES: Final = range(16, 513, 16)
 """Sizes of what Python keeps in pools of its own, one size in each."""
-ROW_BYTES: Final = 12 << 10
+CONTIGUOUS_BYTES: Final = 12 << 10
 """Where the C library lays so much side by side, it has no smaller hole left: it takes those first."""
 POOL_BYTES: Final = 16 << 10
 """Pools that have been begun are filled before another is, in any order."""
-POOL_HEAD: Final = 48
+POOL_HEADER_BYTES: Final = 48
 NEW_POOLS: Final = 2
 """So many that hold nothing else: one may be old, and nearly empty."""
-NEAR: Final = 4
+MAX_NEIGHBOR_DISTANCE: Final = 4
 """What lies so many sizes from what came before it is its neighbour; a few others of that size may come between."""
-MOST_BYTES: Final = 1 << 20
+MAX_FILL_BYTES: Final = 1 << 20
 """More than goes into the holes of any one size: an allocator that takes it never lays things side by side."""
-HEAD: Final = b"".__sizeof__()
+BYTES_HEADER_SIZE: Final = b"".__sizeof__()
 
 
-def filled() -> list[object]:
+def fill_heap_holes() -> list[object]:
     """Return objects that fill all heap holes of up to 16 KiB. Keep them: freeing them opens the holes again."""
-    kept = [each for size in LARGE for each in _in_rows(size)]
-    return kept + [each for size in SMALL for each in _in_pools(size)]
+    kept = [each for size in MALLOC_SIZES for each in _fill_malloc_holes(size)]
+    return kept + [each for size in PYMALLOC_SIZES for each in _fill_pymalloc_pools(size)]
 
 
-def _in_rows(size: int) -> list[object]:
-    make, row, last = _maker(size), 0, 0
+def _fill_malloc_holes(size: int) -> list[object]:
+    make, row, last = _allocator_of_size(size), 0, 0
     kept: list[object] = []
-    while len(kept) < MOST_BYTES // size:
+    while len(kept) < MAX_FILL_BYTES // size:
         made = make()
-        row = row + 1 if abs(id(made) - last) < NEAR * size else 1
+        row = row + 1 if abs(id(made) - last) < MAX_NEIGHBOR_DISTANCE * size else 1
         kept.append(made)
         last = id(made)
-        if row * size > ROW_BYTES:
+        if row * size > CONTIGUOUS_BYTES:
             return kept[:-row]
     return []  # as one that looks for mistakes does: nothing is gained, and no fork is to carry that
 
 
-def _in_pools(size: int) -> list[object]:
-    make, whole = _maker(size), (POOL_BYTES - POOL_HEAD) // size - NEAR
+def _fill_pymalloc_pools(size: int) -> list[object]:
+    make, whole = _allocator_of_size(size), (POOL_BYTES - POOL_HEADER_BYTES) // size - MAX_NEIGHBOR_DISTANCE
     kept: list[object] = []
     held: dict[int, int] = {}
     new: set[int] = set()
-    while len(kept) < MOST_BYTES // size:
+    while len(kept) < MAX_FILL_BYTES // size:
         made = make()
         kept.append(made)
         pool = id(made) // POOL_BYTES
@@ -108,26 +108,26 @@ def _in_pools(size: int) -> list[object]:
     return []
 
 
-def _maker(size: int) -> Callable[[], object]:
+def _allocator_of_size(size: int) -> Callable[[], object]:
     if size == 16:
         return object
     if size == 32:
         return lambda: float("0.5")
-    return lambda: bytes(size - HEAD)
+    return lambda: bytes(size - BYTES_HEADER_SIZE)
 
 
 # --- Run a short agent in the zygote before forking, so that the interpreter specializes functions in shared pages ---
 # Measured without it: a fresh worker owns 12 % more memory (lean; 11 % with the SDKs), and its start takes 21 % more
 # CPU (15 %). benchmarks/bench_memory.py prints the ratio of memory.
 
-TIMES: Final = 10
+WARM_UP_RUNS: Final = 10
 """Python rewrites a function after eight calls."""
-SECONDS: Final = 10.0
+WARM_UP_TIMEOUT_SECONDS: Final = 10.0
 """So long may one life last, which is over in some milliseconds."""
-TOOL: Final = "list_files"
+WARM_UP_TOOL: Final = "list_files"
 
 
-def rehearse(folder: Path) -> None:
+def run_warm_up_agent(folder: Path) -> None:
     """Run a short agent TIMES times in `folder`, which is created for it and removed.
 
     A failure or a timeout is printed and otherwise ignored: only the saving is lost.
@@ -135,37 +135,39 @@ def rehearse(folder: Path) -> None:
     there = {*threading.enumerate()}
     shutil.rmtree(folder, ignore_errors=True)  # a zygote that was killed could not
     try:
-        with unsynced():
-            for number in range(TIMES):
-                if asyncio.run(_play(folder / str(number))):
+        with without_fsync():
+            for number in range(WARM_UP_RUNS):
+                if asyncio.run(_run_agent_once(folder / str(number))):
                     break
     except Exception:
         traceback.print_exc()
     finally:
         for thread in {*threading.enumerate()} - there:  # those of its tools: none may be there when there are forks
-            thread.join(SECONDS)
+            thread.join(WARM_UP_TIMEOUT_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _play(folder: Path) -> int:
-    host = Host(lambda on_data: _Root(on_data, folder), birth=Birth(b""), incarnation=1, spool=folder)
-    async with asyncio.timeout(SECONDS):
+async def _run_agent_once(folder: Path) -> int:
+    host = WorkerEndpoint(
+        lambda on_data: _RehearsalRoot(on_data, folder), birth=WorkerBirth(b""), incarnation=1, spool=folder
+    )
+    async with asyncio.timeout(WARM_UP_TIMEOUT_SECONDS):
         return await host.serve()
 
 
-class _Root:
+class _RehearsalRoot:
     """The other end of a host's line: makes it an agent in `folder`, pings it, asks it something and lets it leave."""
 
     def __init__(self, on_data: Callable[[bytes], None], folder: Path) -> None:
         self._on_data = on_data
-        self._channel = Channel(1, folder)
-        script = BackendSpec("scripted", options={"items": [{"tool": TOOL, "input": {}}, "done"]})
+        self._channel = FrameChannel(1, folder)
+        script = BackendSpec("scripted", options={"items": [{"tool": WARM_UP_TOOL, "input": {}}, "done"]})
         spec = AgentSpec("a1", 1, "agent", "task", script, str(folder), str(folder.parent), tools=resolve(None, None))
         self._answers: dict[str, tuple[str, Struct]] = {
             "hello": ("init", Init(spec)),
             "ready": ("ping", Ping(b"1")),
             "pong": ("query", Query("Begin")),
-            "finished": ("stop", Nothing()),
+            "finished": ("stop", EmptyBody()),
         }
 
     def send(self, data: bytes) -> None:
@@ -181,14 +183,14 @@ class _Root:
 
 
 # What runs in every worker but is not imported with the entry's module.
-EVERY_WORKER: Final = ("orch_worker.process.main", "resource")
+COMMON_MODULES: Final = ("orch_worker.process.main", "resource")
 PACKET_BYTES: Final = 1 << 16
-TEXT_CHARACTERS: Final = 8000
+MAX_TRACEBACK_CHARACTERS: Final = 8000
 # Its life is the root's: a polite signal to everybody must not end it, and its workers, before that has had its say.
-IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+IGNORED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def worker_process() -> type[Any]:
+def worker_process_class() -> type[Any]:
     """Return a multiprocess Process that forks without the pipes of the stock one.
 
     Those cost two descriptors for each living worker, in the zygote and in every later sibling; and the stock class
@@ -269,7 +271,7 @@ class Zygote:
                 self._fork(decode_fork(packet), descriptors[0])
                 os.close(descriptors[0])
 
-    def _fork(self, fork: Fork, pipe: int) -> None:
+    def _fork(self, fork: ForkWorker, pipe: int) -> None:
         process = self._process(target=self._be, args=(fork, pipe))
         try:
             process.start()
@@ -278,13 +280,13 @@ class Zygote:
             return
         self._alive[process.pid] = fork.req, process
         pidfd = os.pidfd_open(process.pid)
-        self._tell(Forked(fork.req, process.pid), pidfd)
+        self._tell(WorkerForked(fork.req, process.pid), pidfd)
         os.close(pidfd)
 
-    def _be(self, fork: Fork, pipe: int) -> None:
+    def _be(self, fork: ForkWorker, pipe: int) -> None:
         """Turn from a fork of the zygote into a worker."""
         signal.set_wakeup_fd(-1)
-        linux.default_signals((*IGNORED, signal.SIGCHLD))
+        linux.default_signals((*IGNORED_SIGNALS, signal.SIGCHLD))
         self._control.detach()
         worker_init.live(lambda: self._entry, fork, pipe)
 
@@ -295,7 +297,7 @@ class Zygote:
             req, process = self._alive.pop(dead.si_pid)
             process._popen.returncode = os.waitstatus_to_exitcode(status)
             self._process.siblings.discard(process)
-            self._tell(Exited(req, process._popen.returncode))
+            self._tell(WorkerExited(req, process._popen.returncode))
 
     def _tell(self, report: Report, *descriptors: int) -> None:
         socket.send_fds(self._control, [encode(report)], descriptors)
@@ -308,20 +310,20 @@ def _boot(template: str, entry: str, folder: Path) -> tuple[Entry, type[Any], li
     """
     gc.disable()  # what is imported stays, and there is much of it to look through
     worker_init.prepare()
-    function, process = load(entry), worker_process()
-    for module in _modules(template):
+    function, process = load(entry), worker_process_class()
+    for module in _modules_of_template(template):
         importlib.import_module(module)
     if template == "sdk":
         from ..backends.http import warm_connection
 
         warm_connection.warm()
     sys._clear_type_cache()  # of what importing looked up: each would be let go by a fork that looks up something else
-    rehearse(folder / f"rehearsal-{template}")
+    run_warm_up_agent(folder / f"rehearsal-{template}")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     gc.enable()
     gc.collect()
-    kept = filled()
+    kept = fill_heap_holes()
     gc.freeze()
     linux.huge_pages()
     tasks = len(os.listdir("/proc/self/task"))
@@ -330,15 +332,15 @@ def _boot(template: str, entry: str, folder: Path) -> tuple[Entry, type[Any], li
     return function, process, kept
 
 
-def _modules(template: str) -> list[str]:
+def _modules_of_template(template: str) -> list[str]:
     backends = (*PROVIDERS.values(), *APIS.values())
     providers = [backend.module for backend in backends if backend.template in ("lean", template)]
-    return [*EVERY_WORKER, *providers, *(tool.module for tool in BUILTIN.values())]
+    return [*COMMON_MODULES, *providers, *(tool.module for tool in BUILTIN.values())]
 
 
 def main(template: str, entry: str, folder: str, control: str, lifeline: str, root: str) -> None:
     """Boot and serve. A failed boot is told to the root and raised."""
-    linux.reset_signals(ignore=IGNORED)
+    linux.reset_signals(ignore=IGNORED_SIGNALS)
     os.setpgid(0, 0)
     for descriptor in (control, lifeline, root):
         os.set_inheritable(int(descriptor), False)
@@ -347,12 +349,12 @@ def main(template: str, entry: str, folder: str, control: str, lifeline: str, ro
         try:
             function, process, _kept = _boot(template, entry, Path(folder))
         except BaseException:
-            line.send(encode(BootFailed(traceback.format_exc()[-TEXT_CHARACTERS:])))
+            line.send(encode(ZygoteFailed(traceback.format_exc()[-MAX_TRACEBACK_CHARACTERS:])))
             raise
-        linux.reset_signals(ignore=IGNORED)  # whatever was imported may have had ideas of its own
+        linux.reset_signals(ignore=IGNORED_SIGNALS)  # whatever was imported may have had ideas of its own
         wake = linux.wake_on_child()
         zygote = Zygote(line, function, process)
-        line.send(encode(Booted(os.getpid(), len(os.listdir("/proc/self/fd")) - 1)))
+        line.send(encode(ZygoteReady(os.getpid(), len(os.listdir("/proc/self/fd")) - 1)))
         try:
             zygote.serve(int(root), wake)
         except (BrokenPipeError, ConnectionResetError):

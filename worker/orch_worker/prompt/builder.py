@@ -12,22 +12,22 @@ from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.messages import text_of, user
 from orch_protocol.core.prompts import PromptPart, PromptShown, Tier
 
-from ..backends.base import Backend, Prefix
+from ..backends.base import Backend, PromptPrefix
 from ..conversation.framing import is_project
 from ..conversation.prompt_parts import LIVE, fitted, of_tier, put, rendered
-from ..conversation.tokens import Estimator
-from ..session.plan import Agenda
+from ..conversation.tokens import TokenEstimator
+from ..session.plan import TaskList
 from ..session.transcript import Transcript
 from ..tools.dispatch.toolbox import Toolbox
 from .instructions import stable_parts, volatile_parts
 from .project import context_parts, context_text
-from .project_scan import Surroundings
+from .project_scan import ProjectScan
 from .working_folder import today, workspace_text
 
 if TYPE_CHECKING:
-    from ..context.archiving import Archiving
+    from ..context.archiving import TurnArchiver
 
-__all__ = ["Prompt", "PromptHooks"]
+__all__ = ["PromptBuilder", "PromptHooks"]
 
 SPACE: Final = "\n\n"
 LOOK_SECONDS: Final = 1.0
@@ -45,7 +45,7 @@ class PromptHooks(Protocol):
     async def system_prompt(self, text: str) -> str: ...
 
 
-class Overlay(Struct, frozen=True):
+class PromptOverlay(Struct, frozen=True):
     """What hooks made of the volatile parts, for the turn: some replaced, some dropped, some added."""
 
     replaced: dict[str, PromptPart] = {}
@@ -53,7 +53,7 @@ class Overlay(Struct, frozen=True):
     added: tuple[PromptPart, ...] = ()
 
     @classmethod
-    def of(cls, before: Sequence[PromptPart], after: Sequence[PromptPart], dropped: tuple[str, ...]) -> Overlay:
+    def of(cls, before: Sequence[PromptPart], after: Sequence[PromptPart], dropped: tuple[str, ...]) -> PromptOverlay:
         """Return what was done to `before` so that it became `after`."""
         known = {part.name: part for part in before}
         replaced = {part.name: part for part in after if part.name in known and part != known[part.name]}
@@ -67,10 +67,10 @@ class Overlay(Struct, frozen=True):
         return put([self.replaced.get(part.name, part) for part in parts if part.name not in taken], self.added)
 
 
-NONE: Final = Overlay()
+NONE: Final = PromptOverlay()
 
 
-class Prompt:
+class PromptBuilder:
     """The prompt of the agent `spec`, as `backend` is told it."""
 
     def __init__(
@@ -79,10 +79,10 @@ class Prompt:
         backend: Backend,
         toolbox: Toolbox,
         *,
-        agenda: Agenda,
+        agenda: TaskList,
         transcript: Transcript,
-        surroundings: Surroundings,
-        estimator: Estimator,
+        surroundings: ProjectScan,
+        estimator: TokenEstimator,
     ) -> None:
         self._spec, self._rules = spec, spec.prompt.rules
         self._backend, self._toolbox = backend, toolbox
@@ -110,7 +110,7 @@ class Prompt:
         """The conversation is another one: what it begins with may be so too."""
         told = next((message for message in self._transcript.session.view if is_project(message)), None)
         self._context = text_of(told) if told is not None else ""
-        self._backend.prefix = Prefix(self._system, self._context)
+        self._backend.prefix = PromptPrefix(self._system, self._context)
 
     async def begin(self, hooks: PromptHooks | None, live: Callable[[], Awaitable[str]] | None, *, fresh: bool) -> None:
         """A turn begins: let hooks change the parts, and tell a `fresh` agent, once, what it is told before its task.
@@ -128,7 +128,7 @@ class Prompt:
             volatile = self._volatile(await live() if live is not None else "")
             parts, dropped = await hooks.prompt((*stable, *shown, *volatile), recorded=recorded)
             stable, context = of_tier(parts, "stable"), of_tier(parts, "context")
-            self._overlay = Overlay.of(volatile, of_tier(parts, "volatile"), dropped)
+            self._overlay = PromptOverlay.of(volatile, of_tier(parts, "volatile"), dropped)
         changed = stable is not self._built
         self._stable, self._notes = fitted(stable, "stable", self._rules, self._estimator) if changed else self._own
         text = rendered(self._stable)
@@ -163,7 +163,7 @@ class Prompt:
         parts = (*self._stable, *context, *volatile)
         return described(self._spec.id, parts, texts, self._estimator, before=before, notes=(*notes, *cut, *more))
 
-    def before_request(self, live: str = "", archiving: Archiving | None = None, *, low: str = "") -> None:
+    def before_request(self, live: str = "", archiving: TurnArchiver | None = None, *, low: str = "") -> None:
         """The next request is to be made: let it end with what is true now. `live` tells of the agent's subagents,
         `low` of budgets that come to an end.
 
@@ -212,7 +212,7 @@ class Prompt:
         if text != self._system:
             self._system = text
             self._backend.append_system(text, self._tools)
-            self._backend.prefix = Prefix(text, self._context)
+            self._backend.prefix = PromptPrefix(text, self._context)
 
     def _record(self, parts: Sequence[PromptPart]) -> None:
         parts, notes = fitted(parts, "context", self._rules, self._estimator)

@@ -12,7 +12,7 @@ from orch_protocol.core.prompts import TIERS, PartRow, PromptPart, PromptShown, 
 from ..backends.model_families import ratios_of
 from ..conversation.framing import is_project
 from ..conversation.prompt_parts import fitted, rendered
-from ..conversation.tokens import Estimator
+from ..conversation.tokens import TokenEstimator
 from ..session.session import Session
 from ..tools.api.base import ToolContext
 from ..tools.dispatch.presets import make_toolbox
@@ -33,7 +33,7 @@ def described(
     id: str,
     parts: Iterable[PromptPart],
     texts: dict[Tier, str],
-    estimator: Estimator,
+    estimator: TokenEstimator,
     *,
     before: Sequence[PromptPart] | None,
     notes: Iterable[str] = (),
@@ -66,7 +66,7 @@ def standing(spec: AgentSpec, session: Session, live: str, *, hooked: bool = Fal
 
     `hooked`: there are hooks that may change it.
     """
-    rules, estimator = spec.prompt.rules, Estimator(ratios_of(spec.backend))
+    rules, estimator = spec.prompt.rules, TokenEstimator(ratios_of(spec.backend))
     context = ToolContext(Path(spec.cwd), spec.env, folder=Path(spec.folder))
     toolbox = make_toolbox(spec.tools, spec.root_tools, context)
     toolbox.withdraw(spec.withdrawn)

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from orch_protocol.agent.project import Page
+from orch_protocol.agent.project import ContextFile
 
 from ..tools.files.gitignore import Note
 
@@ -23,7 +23,7 @@ _GAPS: Final = re.compile(r"\n{3,}")
 NOT_INSTALLED: Final = "it is not installed"
 
 
-def pages_of(folder: Path, names: Iterable[str], note: Note) -> tuple[Page, ...]:
+def pages_of(folder: Path, names: Iterable[str], note: Note) -> tuple[ContextFile, ...]:
     """Return a page for each package called so: in the environment of the project in `folder`, or where orch is."""
     places = list(_places(folder))
     for place in places:
@@ -36,13 +36,13 @@ def _places(folder: Path) -> Iterator[str]:
         yield from map(str, sorted((folder / environment).glob("lib/python3*/site-packages")))
 
 
-def _page(name: str, places: list[str]) -> Page:
+def _page(name: str, places: list[str]) -> ContextFile:
     try:
         found = next(iter(metadata.distributions(name=name, path=places)), None) if places else None
         found = found or next(iter(metadata.distributions(name=name)), None)
-        return Page(name, _said(found)) if found is not None else Page(name, problem=NOT_INSTALLED)
+        return ContextFile(name, _said(found)) if found is not None else ContextFile(name, problem=NOT_INSTALLED)
     except (OSError, ValueError, KeyError) as error:
-        return Page(name, problem=f"its metadata cannot be read: {error}")
+        return ContextFile(name, problem=f"its metadata cannot be read: {error}")
 
 
 def _said(found: metadata.Distribution) -> str:

@@ -14,7 +14,7 @@ from orch_protocol.resources.skills import READ_SKILL
 from ..backends.model_families import ratios_of
 from ..conversation.framing import QUERY, TASK, question_in
 from ..conversation.prompt_parts import LIVE
-from ..conversation.tokens import Estimator, clip
+from ..conversation.tokens import TokenEstimator, clip
 from ..session.plan import block
 
 __all__ = [
@@ -106,7 +106,7 @@ def stable_parts(spec: AgentSpec, names: Sequence[str]) -> tuple[PromptPart, ...
         # Imported where there are skills: the others are not to pay for it.
         from ..skills.prompt_listing import index
 
-        told = index(spec.skills.skills, spec.skills.tokens, Estimator(ratios_of(spec.backend)))
+        told = index(spec.skills.skills, spec.skills.tokens, TokenEstimator(ratios_of(spec.backend)))
         parts.append(_stable("skills", told, "its skills", "user"))
     return tuple(parts)
 

@@ -11,17 +11,17 @@ from typing import Final
 
 from msgspec import Struct
 
-from orch_protocol.agent.project import ContextConfig, Folder, Page, ProjectContext
+from orch_protocol.agent.project import ContextConfig, ContextFile, ProjectContext, ProjectFolder
 from orch_protocol.core.prompts import PromptPart
 
 from ..conversation.framing import CLOSING, OPENING, OTHER, OTHERS
 from ..conversation.prompt_parts import cut
-from ..conversation.tokens import Estimator
+from ..conversation.tokens import TokenEstimator
 
 __all__ = [
     "BRIEFING",
     "BRIEF_TOKENS",
-    "Project",
+    "ProjectDescription",
     "context_parts",
     "context_text",
     "project_parts",
@@ -46,20 +46,20 @@ _CLOSED: Final = re.compile(r"<(?=\s*/\s*context\s*>)", re.IGNORECASE)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-class Project(Struct, frozen=True):
+class ProjectDescription(Struct, frozen=True):
     """What was found in a folder. `about` are lines that say what it is; `more_...` count what is not listed."""
 
     about: tuple[str, ...] = ()
-    folders: tuple[Folder, ...] = ()
+    folders: tuple[ProjectFolder, ...] = ()
     more_folders: int = 0
     files: tuple[str, ...] = ()
     more_files: int = 0
-    pages: tuple[Page, ...] = ()
-    packages: tuple[Page, ...] = ()
+    pages: tuple[ContextFile, ...] = ()
+    packages: tuple[ContextFile, ...] = ()
 
 
 def project_parts(
-    project: Project, level: ProjectContext, rules: ContextConfig, estimator: Estimator
+    project: ProjectDescription, level: ProjectContext, rules: ContextConfig, estimator: TokenEstimator
 ) -> tuple[PromptPart, ...]:
     """Return what is told of `project`: at most BRIEF_TOKENS estimated tokens, in `full` and `rules.full_tokens` more.
 
@@ -86,7 +86,7 @@ def project_parts(
         room = left - over  # parts are estimated apart, and weigh otherwise together
 
 
-def _documented(page: Page, estimator: Estimator) -> PromptPart:
+def _documented(page: ContextFile, estimator: TokenEstimator) -> PromptPart:
     """Return what is told of a package: its own words, and not the project's."""
     text = cut(page.text, PACKAGE_TOKENS, estimator)
     said = text + ("\n[It goes on: see py_help]" if len(text) < len(page.text) else "")
@@ -126,7 +126,7 @@ def _part(name: str, text: str, source: str) -> PromptPart:
     return PromptPart(name, text, "context", source, PROJECT)
 
 
-def _layout(project: Project) -> list[str]:
+def _layout(project: ProjectDescription) -> list[str]:
     lines = []
     for folder in project.folders:
         kind = f", most {folder.kind}" if folder.kind else ""
@@ -140,7 +140,7 @@ def _layout(project: Project) -> list[str]:
     return ["Files and folders:", *lines] if lines else []
 
 
-def _pages(pages: Sequence[Page], room: int, whole: bool, estimator: Estimator) -> Iterable[PromptPart]:
+def _pages(pages: Sequence[ContextFile], room: int, whole: bool, estimator: TokenEstimator) -> Iterable[PromptPart]:
     """Return what is shown of each page in `room` tokens together: whole ones first come first served, else shares."""
     shown, left_out = [], []
     for place, page in enumerate(pages):

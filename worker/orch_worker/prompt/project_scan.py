@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.agent.project import ContextConfig, ContextSpec, Folder, Page, Surveyed
+from orch_protocol.agent.project import ContextConfig, ContextFile, ContextSpec, ProjectFolder, ProjectSurvey
 from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import ToolUse
 from orch_protocol.core.prompts import PromptPart
@@ -21,14 +21,14 @@ from orch_protocol.core.text import scrub
 from orch_protocol.services.resources import SURVEY_PROJECT
 from orch_protocol.services.service import Empty
 
-from ..conversation.tokens import Estimator
+from ..conversation.tokens import TokenEstimator
 from ..tools.api.base import ToolContext, ToolError
 from ..tools.dispatch.guard import Guard
 from ..tools.files.gitignore import Note, top, walk
 from ..tools.files.read import opened
-from .project import Project, project_parts
+from .project import ProjectDescription, project_parts
 
-__all__ = ["WALK_SECONDS", "Surroundings", "chosen", "survey"]
+__all__ = ["WALK_SECONDS", "ProjectScan", "chosen", "survey"]
 
 MAX_TOP: Final = 2_000
 MAX_FOLDERS: Final = 20
@@ -54,10 +54,10 @@ NO_PROSE: Final = re.compile(r"[#=<>!|*+\-\[\](){}`~.:_\s\d]")
 STRING: Final = re.compile(r"""^(name|description)[ \t]*=[ \t]*("(?:[^"\\\n]|\\.)*"|'[^'\n]*')""", re.MULTILINE)
 
 
-class Surroundings:
+class ProjectScan:
     """What the agent of `context` is told of its project, as `spec` has it and `guard` lets it be read unasked."""
 
-    def __init__(self, spec: ContextSpec, context: ToolContext, guard: Guard, estimator: Estimator) -> None:
+    def __init__(self, spec: ContextSpec, context: ToolContext, guard: Guard, estimator: TokenEstimator) -> None:
         self._spec = spec
         self._context = context
         self._guard = guard
@@ -84,10 +84,10 @@ class Surroundings:
         parts = project_parts(project, self._spec.level, self._spec.rules, self._estimator)
         return tuple(replace(part, name=scrub(part.name), text=scrub(part.text)) for part in parts)
 
-    async def _seen(self) -> Surveyed:
+    async def _seen(self) -> ProjectSurvey:
         """Return what there is: as the root knows it, who looks once for all agents of a folder, or else by a look."""
         try:
-            seen: Surveyed = await self._context.call_root(SURVEY_PROJECT, Empty(), ROOT_SECONDS)
+            seen: ProjectSurvey = await self._context.call_root(SURVEY_PROJECT, Empty(), ROOT_SECONDS)
         except (OrchError, ToolError):
             return await asyncio.to_thread(survey, self._spec.rules, self._context)
         return seen
@@ -96,21 +96,21 @@ class Surroundings:
         return await self._guard.is_free(ToolUse("", tool, {"path": path}))
 
 
-def chosen(seen: Surveyed, free: Container[str], *, listed: bool) -> Project:
+def chosen(seen: ProjectSurvey, free: Container[str], *, listed: bool) -> ProjectDescription:
     """Return of what was `seen` what may be told: of the files `free` what they say, the rest if it may be `listed`.
 
     Files of one text are told of once.
     """
-    pages: dict[str, Page] = {}
+    pages: dict[str, ContextFile] = {}
     for page in seen.pages:
         if page.path not in free:
-            page = Page(page.path, problem="it may not be read unasked")
+            page = ContextFile(page.path, problem="it may not be read unasked")
         pages.setdefault(page.text or page.path, page)
     if not listed:
-        return Project(pages=tuple(pages.values()), packages=seen.packages)
+        return ProjectDescription(pages=tuple(pages.values()), packages=seen.packages)
     about = [(name, said) for name, said in seen.manifests if name in free][:1]
     about += [seen.readme] if seen.readme is not None and seen.readme[0] in free else []
-    return Project(
+    return ProjectDescription(
         about=tuple(f"{name}: {said}" for name, said in about),
         folders=seen.folders,
         more_folders=seen.more_folders,
@@ -121,7 +121,7 @@ def chosen(seen: Surveyed, free: Container[str], *, listed: bool) -> Project:
     )
 
 
-def survey(rules: ContextConfig, context: ToolContext, note: Note = lambda _: None) -> Surveyed:
+def survey(rules: ContextConfig, context: ToolContext, note: Note = lambda _: None) -> ProjectSurvey:
     """Return what there is in the folder of `context`; `note` is told of each path before it is looked at."""
     until = time.monotonic() + WALK_SECONDS
     found, folders = top(context.cwd, _tickets(MAX_TOP, until), note)
@@ -143,7 +143,7 @@ def survey(rules: ContextConfig, context: ToolContext, note: Note = lambda _: No
     said = [(name, entry(head(name))) for name, entry in MANIFESTS.items() if name in files]
     readme = next((name for name in READMES if name in files), None)
     prose = _paragraph(_text(head(readme))) if readme is not None else ""
-    return Surveyed(
+    return ProjectSurvey(
         manifests=tuple((name, text) for name, text in said if text),
         readme=(readme, prose) if readme is not None and prose else None,
         folders=tuple(_folder(entry.name, context, until, note) for entry in folders[:MAX_FOLDERS]),
@@ -155,7 +155,7 @@ def survey(rules: ContextConfig, context: ToolContext, note: Note = lambda _: No
     )
 
 
-def _packages(rules: ContextConfig, context: ToolContext, note: Note) -> tuple[Page, ...]:
+def _packages(rules: ContextConfig, context: ToolContext, note: Note) -> tuple[ContextFile, ...]:
     if not rules.packages:
         return ()
     from .installed_packages import pages_of  # what reads metadata is not for those who have none to read
@@ -170,21 +170,21 @@ def _tickets(most: int, until: float) -> Iterator[None]:
         yield None
 
 
-def _folder(name: str, context: ToolContext, until: float, note: Note) -> Folder:
+def _folder(name: str, context: ToolContext, until: float, note: Note) -> ProjectFolder:
     tickets = _tickets(MAX_BELOW, until)
     kinds = Counter(os.path.splitext(path)[1] for path, _ in walk(context.cwd, context.cwd / name, tickets, note))
     kind, count = kinds.most_common(1)[0] if kinds else ("", 0)
     more = next(tickets, 0) == 0
-    return Folder(name, kinds.total(), more, kind if count * 2 > kinds.total() else "")
+    return ProjectFolder(name, kinds.total(), more, kind if count * 2 > kinds.total() else "")
 
 
-def _pages(rules: ContextConfig, context: ToolContext, note: Note) -> tuple[Page, ...]:
+def _pages(rules: ContextConfig, context: ToolContext, note: Note) -> tuple[ContextFile, ...]:
     most = max(MAX_HEAD, rules.full_tokens * BYTES_A_TOKEN)
     pages = (_page(path, context, note, most) for path in dict.fromkeys(rules.files[:MAX_PAGES]))
     return tuple(page for page in pages if page is not None)
 
 
-def _page(path: str, context: ToolContext, note: Note, most: int) -> Page | None:
+def _page(path: str, context: ToolContext, note: Note, most: int) -> ContextFile | None:
     """Return the context file `path`, None when there is none or nothing is in it."""
     note(context.cwd / path)
     if not os.path.lexists(context.cwd / path):
@@ -192,11 +192,11 @@ def _page(path: str, context: ToolContext, note: Note, most: int) -> Page | None
     try:
         data = _read(path, context, most + 1)
     except ToolError as error:
-        return Page(path, problem=str(error).rstrip("."))
+        return ContextFile(path, problem=str(error).rstrip("."))
     if b"\0" in data[:SNIFF_BYTES]:
-        return Page(path, problem="a binary file")
+        return ContextFile(path, problem="a binary file")
     text = _text(data[:most])
-    return Page(path, text, more=len(data) > most) if text else None
+    return ContextFile(path, text, more=len(data) > most) if text else None
 
 
 def _read(path: str, context: ToolContext, most: int) -> bytes:

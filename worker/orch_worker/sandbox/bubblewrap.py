@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from .launcher import Cover
 
-__all__ = ["DEVICES", "PROGRAM", "Reach", "arguments", "missing", "python_folders", "reach"]
+__all__ = ["DEVICES", "PROGRAM", "SandboxPaths", "arguments", "missing", "python_folders", "reach"]
 
 
 # --- What a confined process may reach ---
@@ -24,7 +24,7 @@ KERNEL: Final = ("/proc", "/sys")
 DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
 
 
-class Reach(NamedTuple):
+class SandboxPaths(NamedTuple):
     """Absolute paths that may be read and run, and those that may be written too. `home` is one of these.
 
     What is `hidden` lies below one of them and is kept away where that can be done, but for `home`.
@@ -45,7 +45,7 @@ def reach(
     write: Iterable[str] = (),
     network: bool = False,
     hidden: Iterable[Path] = (),
-) -> Reach:
+) -> SandboxPaths:
     """Return the reach of what works in `cwd`, with `home` for its own files, and beyond that `read` and `write`.
 
     A path may begin with `~`, which is the user's home; a relative one is below `cwd`.
@@ -56,7 +56,9 @@ def reach(
     kept = {path.resolve() for path in hidden}
     kept = {path for path in kept if not cwd.resolve().is_relative_to(path) and _is_below(path, seen)}
     away = sorted(str(path) for path in kept if not _is_below(path, kept - {path}))
-    return Reach(tuple(dict.fromkeys(readable)), tuple(dict.fromkeys(writable)), os.fspath(home), network, tuple(away))
+    return SandboxPaths(
+        tuple(dict.fromkeys(readable)), tuple(dict.fromkeys(writable)), os.fspath(home), network, tuple(away)
+    )
 
 
 def _is_below(path: Path, others: Iterable[Path]) -> bool:
@@ -84,7 +86,9 @@ def missing() -> str:
     return "" if shutil.which(PROGRAM) else "bubblewrap (the program bwrap) is not installed"
 
 
-def arguments(reach: Reach, cwd: str, filter: int, argv: Sequence[str], covers: Iterable[Cover] = ()) -> list[str]:
+def arguments(
+    reach: SandboxPaths, cwd: str, filter: int, argv: Sequence[str], covers: Iterable[Cover] = ()
+) -> list[str]:
     """Return `argv` in namespaces of its own with `cwd` as its folder.
 
     `filter` is a descriptor that the program inherits and reads the filter of system calls from. What is at or below

@@ -23,7 +23,7 @@ from . import landlock
 if TYPE_CHECKING:
     from orch_protocol.core.sandbox import Level
 
-__all__ = ["Cover", "Files", "confine", "hide", "main", "receive", "send"]
+__all__ = ["AllowedFiles", "Cover", "confine", "hide", "main", "receive", "send"]
 
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWUSER: Final = 0x10000000
@@ -57,7 +57,7 @@ class Cover(NamedTuple):
     readable: tuple[str, ...] = ()
 
 
-class Files(NamedTuple):
+class AllowedFiles(NamedTuple):
     """Files and folders that commands can read, and those that they can write too, by Landlock; and the network."""
 
     read: tuple[str, ...]
@@ -213,7 +213,7 @@ if linux.LINUX:
     _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 
 
-def confine(level: Level, files: Files | None) -> None:
+def confine(level: Level, files: AllowedFiles | None) -> None:
     """Give up what `level` takes from this thread and what it starts, for good. Raises OSError."""
     landlock.give_up()
     if level < "L2" or files is None:
@@ -288,7 +288,7 @@ def main(descriptor: str) -> None:
         try:
             nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             hide((Cover(*cover) for cover in covers), staging)
-            confine(level, None if files is None else Files(*files))
+            confine(level, None if files is None else AllowedFiles(*files))
             linux.prctl(linux.PR_SET_DUMPABLE, 0)  # commands cannot trace it
         except OSError as error:
             send(line, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))

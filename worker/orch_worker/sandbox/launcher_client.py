@@ -15,12 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .launcher import Cover, Files, receive, send
+from .launcher import AllowedFiles, Cover, receive, send
 
 if TYPE_CHECKING:
     from orch_protocol.core.sandbox import Level
 
-__all__ = ["CoveredProcess", "Launcher", "missing"]
+__all__ = ["CommandLauncher", "CoveredProcess", "missing"]
 
 BOOT: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); from orch_worker.sandbox.launcher import main; main(sys.argv[2])"
@@ -62,13 +62,15 @@ class CoveredProcess:
             return 0  # another wait reaped it, as subprocess assumes too
 
 
-class Launcher:
+class CommandLauncher:
     """A launcher that hides `covers` from the commands it starts at `level`, which reach `files` (L2).
 
     `staging` is an existing folder. Raises OSError when the covers cannot be had; then no process is left.
     """
 
-    def __init__(self, covers: Sequence[Cover], staging: Path, level: Level = "L0", files: Files | None = None) -> None:
+    def __init__(
+        self, covers: Sequence[Cover], staging: Path, level: Level = "L0", files: AllowedFiles | None = None
+    ) -> None:
         self._lock = threading.Lock()
         self._line, theirs = socket.socketpair()
         self._line.settimeout(START_SECONDS)
@@ -142,7 +144,7 @@ def missing() -> str:
             secret, staging = Path(folder, "secret"), Path(folder, "staging")
             staging.mkdir()
             secret.write_text("secret")
-            Launcher([Cover(os.fspath(secret))], staging).close()
+            CommandLauncher([Cover(os.fspath(secret))], staging).close()
     except OSError as error:
         return f"no user and mount namespaces here ({error.strerror or error})"
     return ""

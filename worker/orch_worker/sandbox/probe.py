@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from orch_protocol.core.sandbox import LEVELS, WORDS, Level
 
-__all__ = ["Offer", "describe", "examine", "machine"]
+__all__ = ["AvailableLevels", "describe", "examine", "machine"]
 
 SECONDS: Final = 10.0
 OUTSIDE: Final = "/var"
@@ -31,7 +31,7 @@ Trial = Callable[[], list[str]]
 """Tries a level and returns what it cannot keep a process from here, in words. Raises OSError when it does not hold."""
 
 
-class Offer(Struct, frozen=True):
+class AvailableLevels(Struct, frozen=True):
     """The levels there are, why not the others, and what those that are there leave open. In words."""
 
     missing: dict[Level, str] = {}
@@ -48,7 +48,7 @@ class Offer(Struct, frozen=True):
         return next((level for level in there if level >= wanted), there[-1])
 
 
-def examine(trials: Mapping[Level, Trial]) -> Offer:
+def examine(trials: Mapping[Level, Trial]) -> AvailableLevels:
     """Return what comes of the `trials`."""
     missing: dict[Level, str] = {}
     gaps: dict[Level, tuple[str, ...]] = {}
@@ -60,19 +60,19 @@ def examine(trials: Mapping[Level, Trial]) -> Offer:
         else:
             if found:
                 gaps[level] = tuple(found)
-    return Offer(missing, gaps)
+    return AvailableLevels(missing, gaps)
 
 
 @cache
-def machine() -> Offer:
+def machine() -> AvailableLevels:
     """Return what this machine offers to processes such as this one. Tried once a process, in some milliseconds."""
     if sys.platform != "linux":
         why = f"{sys.platform} has nothing of it that orch can use; Linux has"
-        return Offer(dict.fromkeys(LEVELS[1:], why))
+        return AvailableLevels(dict.fromkeys(LEVELS[1:], why))
     return examine({"L1": _try_rights, "L2": _try_landlock, "L3": _try_namespaces})
 
 
-def describe(offer: Offer) -> str:
+def describe(offer: AvailableLevels) -> str:
     """Return `offer` in a line: the highest level, what it leaves open, and why not more."""
     level = offer.highest
     parts = [f"up to {level} ({WORDS[level]})"]

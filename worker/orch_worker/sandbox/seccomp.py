@@ -78,12 +78,12 @@ CALLS: Final[dict[str, tuple[int, int]]] = {
 SPECIAL: Final = frozenset({"socket", "socketpair", "clone", "clone3"})
 
 
-class _Machine(NamedTuple):
+class _Architecture(NamedTuple):
     column: int
     audit: int
 
 
-MACHINES: Final = {"x86_64": _Machine(0, 0xC000003E), "aarch64": _Machine(1, 0xC00000B7)}
+MACHINES: Final = {"x86_64": _Architecture(0, 0xC000003E), "aarch64": _Architecture(1, 0xC00000B7)}
 
 Instruction = tuple[int, int, int, int]
 

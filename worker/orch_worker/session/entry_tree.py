@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-__all__ = ["Lineage"]
+__all__ = ["EntryTree"]
 
 
-class Lineage:
+class EntryTree:
     """A tree that grows an entry at a time. An entry's place is how many came before it.
 
     A parent stands before its children, so that every walk ends. Nothing recurses: a tree is as deep as a session is

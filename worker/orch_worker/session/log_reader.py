@@ -13,9 +13,9 @@ from orch_protocol.core.archives import Span
 from orch_protocol.core.errors import DamagedError, StoreError
 from orch_protocol.session.entries import Entry, Telling
 
-from .log.record_format import END_BYTES, Chain, sealed_at, unseal
+from .log.record_format import END_BYTES, ChecksumChain, sealed_at, unseal
 
-__all__ = ["MESSAGES", "Held", "Line", "digest", "entries_in", "lines_in", "messages_in", "read_spans"]
+__all__ = ["MESSAGES", "ArchivedEntry", "SessionLine", "digest", "entries_in", "lines_in", "messages_in", "read_spans"]
 
 
 def _heads(kinds: object) -> tuple[bytes, ...]:
@@ -29,7 +29,7 @@ KNOWN: Final = _heads(Entry)
 _decoder: msgspec.json.Decoder[Telling] = msgspec.json.Decoder(Telling)
 
 
-class Line(msgspec.Struct, frozen=True, gc=False):
+class SessionLine(msgspec.Struct, frozen=True, gc=False):
     """A line of a session file: where it begins, the object on it, whether that is a message, and whether it is whole.
 
     What seals the line may be left on `object`. Of one that is damaged it may be anything, and nothing at all.
@@ -41,7 +41,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     sound: bool = True
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class ArchivedEntry(msgspec.Struct, frozen=True, gc=False):
     """An entry of an archive: its number (from 1), where its line begins, its message, and what is wrong, mostly ""."""
 
     number: int
@@ -72,7 +72,7 @@ def digest(parts: Sequence[bytes]) -> str:
     return whole.hexdigest()
 
 
-def lines_in(path: Path, spans: Sequence[Span]) -> Iterator[Line]:
+def lines_in(path: Path, spans: Sequence[Span]) -> Iterator[SessionLine]:
     """Yield the lines on `spans` of the file at `path`, in order, reading no more of it than is asked for.
 
     Raises DamagedError for a line of which it cannot be said what it was, StoreError when the file cannot be read.
@@ -85,16 +85,16 @@ def lines_in(path: Path, spans: Sequence[Span]) -> Iterator[Line]:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _lines(path: Path, file: BinaryIO, offset: int, end: int) -> Iterator[Line]:
+def _lines(path: Path, file: BinaryIO, offset: int, end: int) -> Iterator[SessionLine]:
     before = max(0, offset - END_BYTES)
-    chain = Chain.after(_read(file, before, offset - before))
+    chain = ChecksumChain.after(_read(file, before, offset - before))
     while offset < end:
         line = file.readline(end - offset)
         sealed = unseal(line[:-1]) if line.endswith(b"\n") else None
         sound, _ = chain.take(line[:-1], sealed)
         if not sound and (not (sealed and line.startswith(KNOWN)) or _hides_message(line)):
             raise DamagedError(f"{path} at byte {offset} is damaged: what was archived there cannot be made out")
-        yield Line(offset, sealed.object if sealed else b"", line.startswith(MESSAGES), sound)
+        yield SessionLine(offset, sealed.object if sealed else b"", line.startswith(MESSAGES), sound)
         offset += len(line)
 
 
@@ -105,7 +105,7 @@ def _hides_message(line: bytes) -> bool:
 
 def entries_in(
     path: Path, spans: Sequence[Span], expected: str = "", first: int = 1, last: int | None = None
-) -> Iterator[Held]:
+) -> Iterator[ArchivedEntry]:
     """Yield the entries `first` to `last` (from 1) among the messages on the lines `spans` of the file at `path`.
 
     Those on damaged lines have a fault and no message. Raises DamagedError when the lines are sound and yet do not hash
@@ -121,7 +121,7 @@ def entries_in(
             yield _held(path, number, line)
 
 
-def _checked(path: Path, spans: Sequence[Span], expected: str) -> Iterable[Line]:
+def _checked(path: Path, spans: Sequence[Span], expected: str) -> Iterable[SessionLine]:
     parts = read_spans(path, spans)
     if digest(parts) == expected:
         return _apart(parts, spans)
@@ -131,7 +131,7 @@ def _checked(path: Path, spans: Sequence[Span], expected: str) -> Iterable[Line]
     return found
 
 
-def _apart(parts: Sequence[bytes], spans: Sequence[Span]) -> Iterator[Line]:
+def _apart(parts: Sequence[bytes], spans: Sequence[Span]) -> Iterator[SessionLine]:
     """Yield the lines in `parts`, of which nothing is damaged."""
     for (offset, _), part in zip(spans, parts, strict=True):
         whole, start = memoryview(part), 0
@@ -140,7 +140,7 @@ def _apart(parts: Sequence[bytes], spans: Sequence[Span]) -> Iterator[Line]:
             stop = len(part) if stop < 0 else stop
             if sealed_at(part, start, stop) >= 0:
                 # With what seals it, which is no part of an entry: to cut that off would be to copy the rest.
-                yield Line(offset + start, whole[start:stop], part.startswith(MESSAGES, start))
+                yield SessionLine(offset + start, whole[start:stop], part.startswith(MESSAGES, start))
             start = stop + 1
 
 
@@ -157,11 +157,13 @@ def messages_in(
     return found
 
 
-def _held(path: Path, number: int, line: Line) -> Held:
+def _held(path: Path, number: int, line: SessionLine) -> ArchivedEntry:
     fault = "it does not fit its checksum"
     if line.sound:
         try:
-            return Held(number, line.offset, _decoder.decode(line.object))
+            return ArchivedEntry(number, line.offset, _decoder.decode(line.object))
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             fault = str(error)
-    return Held(number, line.offset, None, f"entry {number}, in {path} at byte {line.offset}, is damaged: {fault}")
+    return ArchivedEntry(
+        number, line.offset, None, f"entry {number}, in {path} at byte {line.offset}, is damaged: {fault}"
+    )

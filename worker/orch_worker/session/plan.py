@@ -11,10 +11,10 @@ from orch_protocol.agent.plan import MARKS, Task, TaskStatus
 
 from .transcript import Transcript
 
-__all__ = ["HEADING", "Agenda", "block", "listed", "made", "updated"]
+__all__ = ["HEADING", "TaskList", "block", "listed", "made", "updated"]
 
 
-class Agenda:
+class TaskList:
     """The agenda of the agent whose `transcript` that is. `planning` says that it is to plan, as its root knows it;
     `plan` is the id of that plan mode."""
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from orch_protocol.agent.plan import Task
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Message, Reply, Usage, tool_uses
-from orch_protocol.core.taint import Mark, joined
+from orch_protocol.core.taint import TaintLabel, join_labels
 from orch_protocol.core.workspace import WORKSPACE
 from orch_protocol.session.entries import (
     ArchiveEntry,
@@ -37,11 +37,11 @@ from orch_protocol.session.entries import (
     UpgradeEntry,
 )
 
-from ..conversation.history import History
-from .entry_tree import Lineage
-from .visible_messages import NOTHING, Item, View
+from ..conversation.history import HistoryBuilder
+from .entry_tree import EntryTree
+from .visible_messages import NOTHING, VisibleMessage, VisibleMessages
 
-__all__ = ["LeftEntry", "LostEntry", "Quiet", "Row", "Session", "UnknownEntry"]
+__all__ = ["LeftEntry", "LostEntry", "MessageRow", "Quiet", "Session", "UnknownEntry"]
 
 Quiet: TypeAlias = (
     TurnStart
@@ -69,7 +69,7 @@ class UnknownEntry(Struct, frozen=True, rename="camel"):
     type: str = ""
 
 
-class Row(Struct, frozen=True, gc=False, tag="message", tag_field="type", rename="camel"):
+class MessageRow(Struct, frozen=True, gc=False, tag="message", tag_field="type", rename="camel"):
     """Of a message's entry, what is needed of a conversation that nobody looks at yet."""
 
     id: str
@@ -115,7 +115,7 @@ class Session:
     def __init__(self, path: bytes | bytearray = b"") -> None:
         self.header: SessionHeader | None = None
         self._entries: list[Entry | UnknownEntry | LeftEntry | LostEntry] = []
-        self.lineage = Lineage()
+        self.lineage = EntryTree()
         """Which entry follows which."""
         self.replies: dict[str, Reply] = {}
         """The reply of each finished turn on the path, by query id."""
@@ -129,7 +129,7 @@ class Session:
         """By agent, which plan modes the approval of a plan has ended, on whatever branch."""
         self.tasks: tuple[Task, ...] = ()
         """What the agent means to do, as the path has it."""
-        self.marks: tuple[Mark, ...] = ()
+        self.marks: tuple[TaintLabel, ...] = ()
         """What came into the conversation that matters for what may be done, as the path has it. It does not leave with
         what is archived: what was made of that stays."""
         self.model = ""
@@ -155,13 +155,13 @@ class Session:
         self.asked = False
         """Whether the agent itself was asked on this path: what it was seeded with is somebody else's."""
         self._responses = 0
-        self._view: View[int] = View()
+        self._view: VisibleMessages[int] = VisibleMessages()
         self._unread: list[Read] = []
         """What gives the last entries, which have their places already: they are read when somebody looks at them."""
         self.hollow = False
         """Whether the path has left the one it was: only who reads all entries again knows what is shown now."""
         self._path = path
-        self._gone: list[Item[int]] = []
+        self._gone: list[VisibleMessage[int]] = []
         """What the last archive took out of the view."""
         self._messages: tuple[Message, ...] | None = ()
 
@@ -188,7 +188,7 @@ class Session:
         return self._entries
 
     @property
-    def view(self) -> View[int]:
+    def view(self) -> VisibleMessages[int]:
         """What the model is shown, before it is brought into a form that providers accept."""
         if self._unread:
             self._read()
@@ -219,7 +219,7 @@ class Session:
         missing says that the process ended, one whose call is missing becomes text.
         """
         if self._messages is None:
-            history = History()
+            history = HistoryBuilder()
             for message in self.view:
                 history.add(message)
             self._messages = history.messages()
@@ -227,7 +227,7 @@ class Session:
 
     def messages_before(self, turn: str) -> tuple[Message, ...]:
         """Return `messages` without those of the turn of that query."""
-        history = History()
+        history = HistoryBuilder()
         for item in self.view.items:
             entry = self.entries[self.places[item.last]]
             if not (isinstance(entry, MessageEntry) and entry.turn == turn):
@@ -281,7 +281,7 @@ class Session:
                 for entry in run:
                     self.apply(entry)
 
-    def skim(self, rows: Sequence[Row | MessageEntry | Quiet], read: Read) -> bool:
+    def skim(self, rows: Sequence[MessageRow | MessageEntry | Quiet], read: Read) -> bool:
         """Take the next entries in without what they say: `rows` are what else there is to them, `read` reads them.
 
         Each is to follow the one before; return False, and do nothing, where one does not.
@@ -294,7 +294,7 @@ class Session:
         self._messages = None
         current: str | None = None  # the turn of which it is known already that the agent was asked
         for row in rows:
-            message = type(row) is Row or type(row) is MessageEntry
+            message = type(row) is MessageRow or type(row) is MessageEntry
             if not message or row.turn != current or row.usage is not None or row.said:  # type: ignore[union-attr]
                 self._count(row)
                 self._tell(row)
@@ -309,7 +309,7 @@ class Session:
             entries = read()
             self._entries += entries
             messages = [(at, entry) for at, entry in enumerate(entries, place) if type(entry) is MessageEntry]
-            self._view.items += [Item(entry.message, entry.id, entry.id, at) for at, entry in messages]
+            self._view.items += [VisibleMessage(entry.message, entry.id, entry.id, at) for at, entry in messages]
             self._responses += sum(bool(entry.turn) and entry.message.role == "assistant" for _, entry in messages)
 
     def _add(self, entry: Entry | UnknownEntry | LostEntry) -> bool:
@@ -355,7 +355,7 @@ class Session:
             for item in self.view.compact(entry.summary, stop, entry.id, lambda _: place):
                 self._drop(item.note)
 
-    def _count(self, entry: Entry | Row) -> None:
+    def _count(self, entry: Entry | MessageRow) -> None:
         """Take in what an entry tells on whichever branch it is: what was used was used."""
         if isinstance(entry, PlanApproved):
             self._approved.setdefault(entry.agent, set()).add(entry.plan)
@@ -363,18 +363,18 @@ class Session:
             # The reply knows of failed requests too, which no message tells of.
             self.usage = entry.reply.usage + (self._used_before if entry.turn == self._turn else self.usage)
             return
-        if not isinstance(entry, (MessageEntry, Row, CompactionEntry, PhaseEntry)):
+        if not isinstance(entry, (MessageEntry, MessageRow, CompactionEntry, PhaseEntry)):
             return
-        if isinstance(entry, (MessageEntry, Row)) and entry.said:
+        if isinstance(entry, (MessageEntry, MessageRow)) and entry.said:
             self.said.add(entry.said)
         if entry.turn != self._turn:
             self._turn, self._used_before = entry.turn, self.usage
         if entry.usage is not None:
             self.usage += entry.usage
 
-    def _tell(self, entry: Entry | UnknownEntry | Row) -> None:
+    def _tell(self, entry: Entry | UnknownEntry | MessageRow) -> None:
         """Take in what an entry on the path tells of its turns."""
-        if isinstance(entry, (MessageEntry, Row)):
+        if isinstance(entry, (MessageEntry, MessageRow)):
             if entry.turn:
                 self.asked = True
                 if entry.turn not in self.replies:
@@ -390,7 +390,7 @@ class Session:
         elif isinstance(entry, TasksEntry):
             self.tasks = entry.tasks
         elif isinstance(entry, MarksEntry):
-            self.marks = joined(self.marks, entry.marks)
+            self.marks = join_labels(self.marks, entry.marks)
         elif isinstance(entry, CompactionEntry):
             self.compactions += 1
             self.compacted = entry

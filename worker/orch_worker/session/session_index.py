@@ -20,56 +20,58 @@ from orch_protocol.session.tree import Branch, EntryRow
 
 from ..conversation.framing import question_in
 from ..conversation.stubs import marker
-from .entry_tree import Lineage
+from .entry_tree import EntryTree
 from .transcript import read_lines
 
-__all__ = ["BEGINNING", "Outline", "question", "read_outline"]
+__all__ = ["ROOT_NAME", "SessionIndex", "read_prompt", "read_session_index"]
 
-BEGINNING: Final = "root"
+ROOT_NAME: Final = "root"
 """What a person calls the place before the first entry."""
-HEAD: Final = 80
-LEAST_PREFIX: Final = 2
+MAX_HEAD_CHARS: Final = 80
+MIN_PREFIX: Final = 2
 PREAMBLE: Final = ("<project> ", '<context name="')
 """How the messages begin that describe the project to an agent before its first prompt; see `framing`."""
 TURN_NUMBER: Final = re.compile(r"turn:(-?\d{1,9})|(-?\d{1,3})")
 """`turn:12`, or up to three digits. A longer run of digits may be the prefix of an entry id."""
-ASIDE: Final = frozenset({"checkout", "label", "session_info", "model_change", "thinking_level_change", "custom"})
+NON_CONVERSATION_TYPES: Final = frozenset(
+    {"checkout", "label", "session_info", "model_change", "thinking_level_change", "custom"}
+)
 """Entries with which nothing was said."""
 
 _ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 
 
-class _Block(Struct):
+class _ContentBlock(Struct):
     type: str = ""
     text: str = ""
     name: str = ""
 
 
-class _Said(Struct):
+class _MessageText(Struct):
     role: str = ""
-    content: list[_Block] = []
+    content: list[_ContentBlock] = []
 
 
 class _Reply(Struct):
     text: str = ""
 
 
-class _Collapse(Struct):
+class _CompactionLine(Struct):
     task: str = ""
     holder: str = ""
 
 
-class _Line(Struct, rename="camel"):
+class _IndexedLine(Struct, rename="camel"):
     id: str
     parent_id: str | None = None
     type: str = ""
     timestamp: str = ""
     turn: str = ""
-    message: _Said | None = None
-    content: list[_Block] = []
+    message: _MessageText | None = None
+    content: list[_ContentBlock] = []
     summary: str = ""
     reply: _Reply | None = None
-    collapse: _Collapse | None = None
+    collapse: _CompactionLine | None = None
     target_id: str = ""
     label: str | None = None
     name: str | None = None
@@ -81,24 +83,24 @@ class _Line(Struct, rename="camel"):
     deleted: str = ""
 
 
-class _Place(Struct, rename="camel"):
+class _EntryPlace(Struct, rename="camel"):
     id: str
     parent_id: str | None = None
     type: str = ""
 
 
-_line: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
-_place: msgspec.json.Decoder[_Place] = msgspec.json.Decoder(_Place)
+_line: msgspec.json.Decoder[_IndexedLine] = msgspec.json.Decoder(_IndexedLine)
+_place: msgspec.json.Decoder[_EntryPlace] = msgspec.json.Decoder(_EntryPlace)
 _message: msgspec.json.Decoder[MessageEntry] = msgspec.json.Decoder(MessageEntry)
 _header: msgspec.json.Decoder[SessionHeader] = msgspec.json.Decoder(SessionHeader)
 
 
-class Outline:
+class SessionIndex:
     """The tree of a session, as the fold of its lines. Attributes are read, never assigned."""
 
     def __init__(self, lines: Iterable[bytes] = ()) -> None:
         self.header: SessionHeader | None = None
-        self.lineage = Lineage()
+        self.lineage = EntryTree()
         """Which entry follows which, those whose line is damaged included."""
         self.labels: dict[str, str] = {}
         """The label of each entry that has one, by its id."""
@@ -174,7 +176,7 @@ class Outline:
             if row.type == "message" and row.role == "user" and (not found or not row.turn or row.turn != turn):
                 found.append((row.id, row.id))
                 turn = row.turn
-            elif found and row.type not in ASIDE and row.turn == turn:
+            elif found and row.type not in NON_CONVERSATION_TYPES and row.turn == turn:
                 found[-1] = (found[-1][0], row.id)
         return found
 
@@ -190,17 +192,17 @@ class Outline:
         labelled = [id for id, label in self.labels.items() if label == ref]
         if labelled:
             return labelled[-1]
-        if ref == BEGINNING:
+        if ref == ROOT_NAME:
             return None
         if number := TURN_NUMBER.fullmatch(ref):
             return self._turn(int(number[1] or number[2]))[0 if prompt else 1]
-        found = [id for id in self.lineage.places if len(ref) >= LEAST_PREFIX and id.startswith(ref)]
+        found = [id for id in self.lineage.places if len(ref) >= MIN_PREFIX and id.startswith(ref)]
         if len(found) > 1:
             raise AmbiguousRefError(f"{ref!r} is the beginning of {len(found)} entries: {', '.join(found[:8])}")
         if not found or not self._is_there(found[0]):
             raise EntryNotFoundError(
                 f"the session has no entry {ref[:80]!r}: give an id or a unique prefix, a label, a turn number, or "
-                f"{BEGINNING!r}; `orch session tree` shows them"
+                f"{ROOT_NAME!r}; `orch session tree` shows them"
             )
         return found[0]
 
@@ -220,7 +222,9 @@ class Outline:
 
     def _said_at(self, place: int) -> int:
         """Return the last entry on the path to `place` with which something was said or done, -1 for none."""
-        return next((each for each in self.lineage.back(place) if self._rows[each].type not in ASIDE), -1)
+        return next(
+            (each for each in self.lineage.back(place) if self._rows[each].type not in NON_CONVERSATION_TYPES), -1
+        )
 
     def _branch(self, tip: int, path: bytearray, *, current: bool) -> Branch:
         if tip < 0:
@@ -257,7 +261,7 @@ class Outline:
                 place = _place.decode(line)
             except _ERRORS:
                 return
-            entry = _Line(place.id, place.parent_id, place.type)
+            entry = _IndexedLine(place.id, place.parent_id, place.type)
         lineage = self.lineage
         if entry.parent_id is not None and lineage.missing(entry.parent_id):
             self._rows.append(EntryRow(entry.parent_id, lineage.leaf, "lost"))
@@ -277,18 +281,18 @@ class Outline:
             self.name = entry.name or ""
 
 
-def read_outline(folder: Path) -> Outline:
+def read_session_index(folder: Path) -> SessionIndex:
     """Return what is in the session in `folder` as its file stands; nothing if there is none.
 
     Raises ForeignFileError when the file is not a transcript, StoreError when it cannot be read.
     """
-    return Outline(read_lines(folder))
+    return SessionIndex(read_lines(folder))
 
 
-def question(folder: Path, id: str) -> str | None:
+def read_prompt(folder: Path, id: str) -> str | None:
     """Return what was asked in the entry `id` of the session in `folder`, None when that is no question.
 
-    Raises as `read_outline` does.
+    Raises as `read_session_index` does.
     """
     wanted = b'"id":"%b"' % id.encode()
     for line in read_lines(folder):
@@ -303,7 +307,7 @@ def question(folder: Path, id: str) -> str | None:
     return None
 
 
-def _shown(entry: _Line) -> tuple[str, str]:
+def _shown(entry: _IndexedLine) -> tuple[str, str]:
     """Return who speaks in an entry, and what it says in short."""
     match entry.type:
         case "message" if entry.message is not None:
@@ -334,11 +338,11 @@ def _shown(entry: _Line) -> tuple[str, str]:
     return "", ""
 
 
-def _words(content: list[_Block]) -> str:
+def _words(content: list[_ContentBlock]) -> str:
     texts: list[Any] = [block.text or block.name for block in content]
     return " ".join(filter(None, texts)) or ", ".join(block.type for block in content)
 
 
 def _clipped(text: str) -> str:
-    line = " ".join(text[: HEAD * 4].split())
-    return line if len(line) <= HEAD else f"{line[: HEAD - 3]}..."
+    line = " ".join(text[: MAX_HEAD_CHARS * 4].split())
+    return line if len(line) <= MAX_HEAD_CHARS else f"{line[: MAX_HEAD_CHARS - 3]}..."

@@ -15,13 +15,13 @@ import msgspec
 
 from orch_protocol.agent.plan import Task
 from orch_protocol.agent.spec import BackendSpec, Durability
-from orch_protocol.core.archives import Collapse, Upgrade
+from orch_protocol.core.archives import Collapse, RecordUpgrade
 from orch_protocol.core.errors import ForeignFileError, StoreError
 from orch_protocol.core.ids import new_entry_id, new_id
 from orch_protocol.core.messages import Message, Reply, Text, Usage, tool_uses
-from orch_protocol.core.taint import Mark
+from orch_protocol.core.taint import TaintLabel
 from orch_protocol.core.text import scrub
-from orch_protocol.core.workspace import WORKSPACE, Step, Steps
+from orch_protocol.core.workspace import WORKSPACE, Step, WorkspaceSteps
 from orch_protocol.session.entries import (
     ArchiveEntry,
     BranchSummary,
@@ -45,11 +45,22 @@ from orch_protocol.session.entries import (
     TurnStart,
     UpgradeEntry,
 )
-from orch_protocol.session.tree import Arrange, Choose, DropTasks, Edit, Inform, Keep, Move, Relabel, Rename, Think
+from orch_protocol.session.tree import (
+    AddMessage,
+    ArrangeArtifacts,
+    ClearTasks,
+    MoveLeaf,
+    SessionEdit,
+    SetLabel,
+    SetMetadata,
+    SetModel,
+    SetThinking,
+    SetTitle,
+)
 
 from .log.append_log import AppendLog, FolderLock, find_position, load, newest_first, objects
-from .log.verified_prefix import Stretch
-from .session import LostEntry, Quiet, Row, Session, UnknownEntry
+from .log.verified_prefix import LineSpan
+from .session import LostEntry, MessageRow, Quiet, Session, UnknownEntry
 
 __all__ = [
     "NAME",
@@ -66,7 +77,7 @@ NAME: Final = "session.jsonl"
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
-_skimmer: msgspec.json.Decoder[Row | Quiet] = msgspec.json.Decoder(Row | Quiet)
+_skimmer: msgspec.json.Decoder[MessageRow | Quiet] = msgspec.json.Decoder(MessageRow | Quiet)
 _unknown = msgspec.json.Decoder(UnknownEntry)
 _HEADER: Final = _encoder.encode(SessionHeader(id="", timestamp="", cwd=""))
 
@@ -100,7 +111,7 @@ class Transcript:
         log = None
         try:
             header = _encode(SessionHeader(id=new_id(), timestamp=timestamp(), cwd=cwd, agent=agent))
-            fold = _Fold(folder / NAME)
+            fold = _SessionFold(folder / NAME)
             log, loaded = AppendLog.open(
                 fold.path, header=header, take=fold.take, take_lines=fold.skim_lines, anew=fold.anew
             )
@@ -140,7 +151,7 @@ class Transcript:
         for entry in stored:
             self.session.apply(entry)
         if self.session.hollow:
-            self.session = self.session.refolded(_Lines(self.path))
+            self.session = self.session.refolded(_FileEntries(self.path))
         return stored
 
     def message(self, message: Message, turn: str = "", usage: Usage | None = None, *, said: str = "") -> MessageEntry:
@@ -160,7 +171,7 @@ class Transcript:
         """Record that the query `turn` came to `reply`."""
         self.append(TurnEnd(**self._next(), turn=turn, reply=reply))
 
-    def change(self, edit: Edit) -> None:
+    def change(self, edit: SessionEdit) -> None:
         """Record a change that somebody makes between turns; one that is on record already is not made again.
 
         Raises StoreError as `checkout` and `label` do.
@@ -168,29 +179,29 @@ class Transcript:
         if edit.entry in self.session.places:
             return
         match edit.change:
-            case Move(to, summary):
+            case MoveLeaf(to, summary):
                 self.checkout(to, summary, id=edit.entry)
-            case Relabel(target, label):
+            case SetLabel(target, label):
                 self.label(target, label, id=edit.entry)
-            case Rename(name):
+            case SetTitle(name):
                 self.append(SessionInfo(**self._next(edit.entry), name=name))
-            case Arrange(steps):
+            case ArrangeArtifacts(steps):
                 self.workspace(steps, id=edit.entry)
-            case Inform(custom_type, text, display):
+            case AddMessage(custom_type, text, display):
                 told = CustomMessage(
                     **self._next(edit.entry), custom_type=custom_type, content=(Text(text),), display=display
                 )
                 self.append(told)
-            case Keep(custom_type, data):
+            case SetMetadata(custom_type, data):
                 self.append(Custom(**self._next(edit.entry), custom_type=custom_type, data=data))
-            case Choose(model):
+            case SetModel(model):
                 provider, _, name = model.partition(":")
                 self.append(
                     ModelChange(**self._next(edit.entry), provider=provider, model_id=name, own=True), sync=True
                 )
-            case Think(level):
+            case SetThinking(level):
                 self.append(ThinkingLevelChange(**self._next(edit.entry), thinking_level=level), sync=True)
-            case DropTasks():
+            case ClearTasks():
                 self.append(TasksEntry(**self._next(edit.entry), turn="", tasks=()))
 
     def custom(self, custom_type: str, data: Any) -> None:
@@ -248,7 +259,7 @@ class Transcript:
         its entry, which is on the disk then."""
         return cast("CompactionEntry", self.append(CompactionEntry(**self._next(), **told), sync=True)[0])
 
-    def upgrade(self, upgrade: Upgrade) -> None:
+    def upgrade(self, upgrade: RecordUpgrade) -> None:
         """Record a better text for what stands in a holder's place."""
         self.append(UpgradeEntry(**self._next(), upgrade=upgrade))
 
@@ -261,7 +272,7 @@ class Transcript:
         """Record what the agent means to do, said in the query `turn`."""
         self.append(TasksEntry(**self._next(), turn=turn, tasks=tasks))
 
-    def marks(self, marks: tuple[Mark, ...], turn: str) -> None:
+    def marks(self, marks: tuple[TaintLabel, ...], turn: str) -> None:
         """Record what came into the conversation in the query `turn`."""
         self.append(MarksEntry(**self._next(), turn=turn, marks=marks))
 
@@ -271,7 +282,7 @@ class Transcript:
 
     def workspace(self, steps: tuple[Step, ...], turn: str = "", *, id: str | None = None) -> None:
         """Record what happened to what the agent has at hand, in the query `turn`."""
-        data = msgspec.to_builtins(Steps(turn, steps))
+        data = msgspec.to_builtins(WorkspaceSteps(turn, steps))
         self.append(Custom(**self._next(id), custom_type=WORKSPACE, data=data))
 
     def model_change(self, backend: BackendSpec) -> None:
@@ -303,7 +314,7 @@ def read_session(folder: Path) -> Session:
 
     Raises ForeignFileError when the file is not a transcript, StoreError when it cannot be read.
     """
-    fold = _Fold(folder / NAME)
+    fold = _SessionFold(folder / NAME)
     loaded = load(fold.path, header=_HEADER, take=fold.take, take_lines=fold.take_lines, anew=fold.anew)
     return fold.folded(loaded.header)
 
@@ -368,14 +379,14 @@ def _follows_prompt(message: Message) -> bool:
     return message.role == "assistant" or any(isinstance(block, Text) for block in message.content)
 
 
-class _Used(msgspec.Struct, gc=False):
+class _EntryUsage(msgspec.Struct, gc=False):
     """Of an entry, what is needed to add up a turn: messages are passed over unread."""
 
     turn: str = ""
     usage: Usage | None = None
 
 
-_used_decoder = msgspec.json.Decoder(_Used)
+_used_decoder = msgspec.json.Decoder(_EntryUsage)
 
 
 def read_usage(folder: Path, turn: str) -> Usage:
@@ -396,7 +407,7 @@ def read_usage(folder: Path, turn: str) -> Usage:
     return usage
 
 
-class _Lines:
+class _FileEntries:
     """The entries of a file, read anew each time they are gone through: what is not shown is not kept."""
 
     def __init__(self, path: Path) -> None:
@@ -406,7 +417,7 @@ class _Lines:
         return filter(None, map(_decode, objects(self._path, header=_HEADER)))
 
 
-class _Fold:
+class _SessionFold:
     """The session that the file at `path` amounts to, as it is read."""
 
     def __init__(self, path: Path) -> None:
@@ -422,11 +433,11 @@ class _Fold:
         if (entry := _decode(line)) is not None:
             self._session.apply(entry)
 
-    def take_lines(self, lines: bytes, _: Stretch) -> None:
+    def take_lines(self, lines: bytes, _: LineSpan) -> None:
         """Take sound lines in, as they stand in the file: what seals them is no field of an entry, and passed over."""
         self._session.extend(_read_lines(lines))
 
-    def skim_lines(self, lines: bytes, where: Stretch) -> None:
+    def skim_lines(self, lines: bytes, where: LineSpan) -> None:
         """The same, but what messages say is not read before somebody wants to know it; it stands `where` it does."""
         try:
             if self._session.skim(_skimmer.decode_lines(lines), lambda: _read_lines(where.read(self.path))):
@@ -439,7 +450,7 @@ class _Fold:
         """Return the session, after the file was gone through once."""
         session = self._session
         if session.hollow:
-            session = session.refolded(_Lines(self.path))
+            session = session.refolded(_FileEntries(self.path))
         if header:
             session.apply(_decode_exactly(header))
         return session

@@ -11,14 +11,14 @@ from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from orch_protocol.core.archives import Collapse, Upgrade
+from orch_protocol.core.archives import Collapse, RecordUpgrade
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Message
 
 from ..conversation.framing import is_project
 from ..conversation.stubs import brief, holder_of, holders_in, is_brief, replaced, stubs_in, summary_message
 
-__all__ = ["Item", "View"]
+__all__ = ["VisibleMessage", "VisibleMessages"]
 
 T = TypeVar("T")
 NEAR: Final = 512
@@ -26,7 +26,7 @@ NEAR: Final = 512
 NOTHING: Final = Message("user", ())
 
 
-class Item(Struct, Generic[T], frozen=True, gc=False):
+class VisibleMessage(Struct, Generic[T], frozen=True, gc=False):
     """A message that is shown. It stands for the entries `first` to `last`, mostly one; `note` is the keeper's own."""
 
     message: Message
@@ -35,11 +35,11 @@ class Item(Struct, Generic[T], frozen=True, gc=False):
     note: T
 
 
-class View(Generic[T]):
+class VisibleMessages(Generic[T]):
     """The messages that are shown, in order."""
 
     def __init__(self) -> None:
-        self.items: list[Item[T]] = []
+        self.items: list[VisibleMessage[T]] = []
         self._tasks: dict[str, str] = {}
         self._deleted: set[str] = set()
         self._late: dict[str, str] = {}
@@ -48,20 +48,20 @@ class View(Generic[T]):
     def __iter__(self) -> Iterator[Message]:
         return (item.message for item in self.items)
 
-    def copy(self) -> View[T]:
+    def copy(self) -> VisibleMessages[T]:
         """Return a view that can go its own way."""
-        other: View[T] = View()
+        other: VisibleMessages[T] = VisibleMessages()
         other.items, other._tasks, other._late = list(self.items), dict(self._tasks), dict(self._late)
         other._deleted = set(self._deleted)
         return other
 
     def add(self, id: str, message: Message, note: T) -> None:
         """Show the message of the entry `id`."""
-        self.items.append(Item(message, id, id, note))
+        self.items.append(VisibleMessage(message, id, id, note))
 
     def lose(self, id: str, note: T) -> None:
         """Know of the entry `id`, whatever it was: its line is damaged."""
-        self.items.append(Item(NOTHING, id, id, note))
+        self.items.append(VisibleMessage(NOTHING, id, id, note))
 
     def part(self, first: str, last: str) -> tuple[int, int]:
         """Return from where to where (exclusive) the items stand for the entries `first` to `last`.
@@ -82,7 +82,7 @@ class View(Generic[T]):
             start -= 1
         return start, stop + 1
 
-    def collapse(self, collapse: Collapse, note: T, *, deleted: bool = False) -> list[Item[T]]:
+    def collapse(self, collapse: Collapse, note: T, *, deleted: bool = False) -> list[VisibleMessage[T]]:
         """Show the messages of `collapse` instead of what it archives, or archived until that was `deleted`.
 
         Returns what was shown. Raises StoreError when that is not.
@@ -93,7 +93,7 @@ class View(Generic[T]):
         messages = collapse.messages
         for text in texts.values():
             messages = tuple(replaced(message, text) for message in messages)
-        stubs = [Item(message, collapse.first, collapse.last, note) for message in messages]
+        stubs = [VisibleMessage(message, collapse.first, collapse.last, note) for message in messages]
         self._tasks[collapse.holder] = collapse.task
         if deleted:
             self._deleted.add(collapse.holder)
@@ -114,7 +114,7 @@ class View(Generic[T]):
         """How many items at the beginning are what the agent is told of its project: these stay."""
         return next((place for place, item in enumerate(self.items) if not is_project(item.message)), len(self.items))
 
-    def compact(self, summary: str, stop: int, id: str, note: Callable[[list[T]], T]) -> list[Item[T]]:
+    def compact(self, summary: str, stop: int, id: str, note: Callable[[list[T]], T]) -> list[VisibleMessage[T]]:
         """Show `summary`, which the entry `id` has, instead of the first `stop` items, which are returned.
 
         What is told of the project in front of them stays, and so do the ids of archives. `note` makes one of theirs.
@@ -125,12 +125,12 @@ class View(Generic[T]):
         stubs = {holder: text for item in gone for holder, text in stubs_in(item.message).items()}
         kept = (brief(text, self.task(holder)) for holder, text in stubs.items())
         said = summary_message(summary, kept)
-        self.items[start:stop] = [Item(said, first, last, note([item.note for item in gone]))]
+        self.items[start:stop] = [VisibleMessage(said, first, last, note([item.note for item in gone]))]
         for holder in stubs:
             self._late.pop(holder, None)
         return gone
 
-    def upgrade(self, upgrade: Upgrade) -> None:
+    def upgrade(self, upgrade: RecordUpgrade) -> None:
         """Take a better text for a stub in; a stub that is not shown any more needs none."""
         place = self._place(upgrade.holder)
         if place is None or holder_of(upgrade.stub) != upgrade.holder:
@@ -160,7 +160,7 @@ class View(Generic[T]):
 
     def _restub(self, place: int, stub: str) -> None:
         item = self.items[place]
-        self.items[place] = Item(replaced(item.message, stub), item.first, item.last, item.note)
+        self.items[place] = VisibleMessage(replaced(item.message, stub), item.first, item.last, item.note)
 
     def _place(self, holder: str) -> int | None:
         places: Sequence[int] = range(len(self.items) - 1, -1, -1)

@@ -20,7 +20,7 @@ from ..system.folder_digest import Contents, contents_of, hash_of, skill_content
 from .skill_file import FILES, body_of, main_of, skill_in
 from .skill_tools import FREE, tools_named
 
-__all__ = ["Shelf", "Taken"]
+__all__ = ["ReadSkill", "SkillCatalog"]
 
 """Of the entries that say which skill was read, and what was in it."""
 SHOWN: Final = 12
@@ -29,7 +29,7 @@ MOST_BYTES: Final = 1 << 20
 MOST_NAMED: Final = 50
 
 
-class Taken(Struct, frozen=True):
+class ReadSkill(Struct, frozen=True):
     """What was read of a skill whose contents are `hash`: `text`, the tools it names, and the `others` beside it.
 
     `note` says that it is not what it was.
@@ -42,7 +42,7 @@ class Taken(Struct, frozen=True):
     note: str = ""
 
 
-class Shelf:
+class SkillCatalog:
     """The skills in `spec`, for the agent whose `transcript` that is: which of them it read, is on record there."""
 
     def __init__(self, spec: SkillsSpec, transcript: Transcript) -> None:
@@ -61,7 +61,7 @@ class Shelf:
             return ""
         return f"it is not among the tools that {' and '.join(f'skill {name!r}' for name in self._open)} names"
 
-    async def read(self, name: str, file: str = "") -> Taken:
+    async def read(self, name: str, file: str = "") -> ReadSkill:
         """Return the body of the skill `name`, or a `file` of it: that it was read is on record then.
 
         Raises ConfigError, StoreError.
@@ -80,7 +80,7 @@ class Shelf:
             return taken
         since = "you read it last" if before else "you were started"
         note = f"it was changed since {since} ({then[:SHOWN]} then): go by this text"
-        return Taken(taken.text, taken.hash, taken.allowed, taken.others, note)
+        return ReadSkill(taken.text, taken.hash, taken.allowed, taken.others, note)
 
     async def changed(self) -> tuple[str, ...]:
         """Return the names of the skills that were read and are not what they were then."""
@@ -100,14 +100,14 @@ class Shelf:
 # In threads.
 
 
-def _of_text(skill: SkillSpec, file: str) -> Taken:
+def _of_text(skill: SkillSpec, file: str) -> ReadSkill:
     if file and file not in skill.files:
         raise ConfigError(f"skill {skill.name!r} has no file {file!r}; it has {', '.join(skill.files) or 'none'}")
     text = skill.files[file] if file else skill.text
-    return Taken(text, skill.hash, skill.allowed, tuple(sorted(skill.files)))
+    return ReadSkill(text, skill.hash, skill.allowed, tuple(sorted(skill.files)))
 
 
-def _of_folder(skill: SkillSpec, file: str) -> Taken:
+def _of_folder(skill: SkillSpec, file: str) -> ReadSkill:
     folder = Path(os.path.realpath(skill.path))
     if not folder.is_dir():
         raise ConfigError(f"skill {skill.name!r} is gone: there is no folder {skill.path} any more")
@@ -125,7 +125,7 @@ def _of_folder(skill: SkillSpec, file: str) -> Taken:
     # What it named once may not be what it names now.
     allowed = skill.allowed if now == skill.hash else skill_in(held, folder).allowed
     if not file:
-        return Taken(body_of(_text(skill, main, held[main], folder)), now, allowed, others)
+        return ReadSkill(body_of(_text(skill, main, held[main], folder)), now, allowed, others)
     parts = PurePosixPath(file).parts
     there = f"it has {', '.join(others) or 'none'}"
     if PurePosixPath(file).is_absolute() or ".." in parts:
@@ -133,7 +133,7 @@ def _of_folder(skill: SkillSpec, file: str) -> Taken:
     path = "/".join(parts)
     if path not in held:
         raise ConfigError(f"skill {skill.name!r} has no file {file!r}; {there}")
-    return Taken(_text(skill, path, held[path], folder), now, allowed, others)
+    return ReadSkill(_text(skill, path, held[path], folder), now, allowed, others)
 
 
 def _changed(read: list[tuple[SkillSpec, str]]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Final
 from orch_protocol.core.text import plain_line
 from orch_protocol.resources.skills import READ_SKILL, SkillSpec
 
-from ..conversation.tokens import Estimator
+from ..conversation.tokens import TokenEstimator
 
 __all__ = ["HEADING", "index", "line_of"]
 
@@ -22,7 +22,7 @@ WIDTHS: Final = (1024, 500, 250, 120, 60)
 MORE: Final = f"- and {{count}} more: {READ_SKILL} without a name lists all"
 
 
-def index(skills: Sequence[SkillSpec], tokens: int, estimator: Estimator) -> str:
+def index(skills: Sequence[SkillSpec], tokens: int, estimator: TokenEstimator) -> str:
     """Return a line for each of `skills` within `tokens`: descriptions are cut alike, then left out, then names."""
     for width in WIDTHS:
         text = _text([line_of(skill, width) for skill in skills])

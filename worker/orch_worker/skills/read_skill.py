@@ -8,7 +8,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import plain_line
 
 from ..tools.api.base import ToolContext, ToolError, tool
-from .catalog import Shelf
+from .catalog import SkillCatalog
 from .prompt_listing import line_of
 
 __all__ = ["read_skill"]
@@ -26,7 +26,7 @@ async def read_skill(context: ToolContext, name: str = "", file: str = "") -> st
         file: A file of it, such as references/forms.md, instead of the instructions.
     """
     shelf = context.skills
-    if not isinstance(shelf, Shelf):
+    if not isinstance(shelf, SkillCatalog):
         raise ToolError("There are no skills here.")
     if not name:
         return "\n".join(map(line_of, shelf.skills.values()))

@@ -14,8 +14,8 @@ from orch_protocol.core.errors import ConfigError
 
 __all__ = [
     "FILES",
-    "Problem",
     "SkillFile",
+    "SkillProblem",
     "body_of",
     "check_skill",
     "file_of",
@@ -38,7 +38,7 @@ TOOL: Final = re.compile(r"[^\s,(]+(?:\([^)]*\)?)?")
 """The name of a tool, and in parentheses what of it."""
 
 
-class Problem(Struct, frozen=True):
+class SkillProblem(Struct, frozen=True):
     """A rule that a skill breaks: on which line (0: the folder), in which field, and what to do."""
 
     line: int
@@ -62,22 +62,22 @@ class SkillFile(Struct, frozen=True):
     body: str = ""
 
 
-class Broken(Exception):
+class FrontMatterError(Exception):
     """The front matter cannot be taken as one."""
 
     def __init__(self, line: int, field: str, what: str) -> None:
         super().__init__(what)
-        self.problem = Problem(line, field, what)
+        self.problem = SkillProblem(line, field, what)
 
 
-class Value(Struct, frozen=True):
+class FrontMatterValue(Struct, frozen=True):
     """A value in the front matter, and the line where it begins."""
 
     line: int
     is_: Said
 
 
-Said: TypeAlias = "str | list[Value] | dict[str, Value]"
+Said: TypeAlias = "str | list[FrontMatterValue] | dict[str, FrontMatterValue]"
 
 
 def file_of(folder: Path) -> Path:
@@ -93,7 +93,7 @@ def name_in(file: Path) -> str:
     try:
         with file.open("rb") as opened:
             said = _mapping(_parted(opened.read(MOST_BYTES).decode())[0]).get("name")
-    except (Broken, OSError, UnicodeDecodeError):
+    except (FrontMatterError, OSError, UnicodeDecodeError):
         return ""
     return said.is_.strip() if said is not None and isinstance(said.is_, str) else ""
 
@@ -106,7 +106,7 @@ def read_skill_file(folder: Path) -> SkillFile:
     return found
 
 
-def check_skill(folder: Path) -> tuple[SkillFile | None, tuple[Problem, ...]]:
+def check_skill(folder: Path) -> tuple[SkillFile | None, tuple[SkillProblem, ...]]:
     """Return the skill in `folder`, None where it is not one, and every rule that it breaks. Raises ConfigError."""
     file = file_of(folder)
     try:
@@ -117,16 +117,16 @@ def check_skill(folder: Path) -> tuple[SkillFile | None, tuple[Problem, ...]]:
     return parse_data(data, folder.name)
 
 
-def parse_data(data: bytes, folder: str) -> tuple[SkillFile | None, tuple[Problem, ...]]:
+def parse_data(data: bytes, folder: str) -> tuple[SkillFile | None, tuple[SkillProblem, ...]]:
     """Return the skill that a file of `data` is, as `parse_skill` does its text."""
     if len(data) > MOST_BYTES:
         what = f"it is over {MOST_BYTES >> 20} MiB: put what is long into files beside it"
-        return None, (Problem(0, "", what),)
+        return None, (SkillProblem(0, "", what),)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         what = f"not UTF-8 (byte 0x{data[error.start]:02x}): save it as UTF-8"
-        return None, (Problem(data.count(b"\n", 0, error.start) + 1, "", what),)
+        return None, (SkillProblem(data.count(b"\n", 0, error.start) + 1, "", what),)
     return parse_skill(text, folder)
 
 
@@ -146,20 +146,20 @@ def main_of(names: Container[str]) -> str:
     return next((name for name in FILES if name in names), "")
 
 
-def parse_skill(text: str, folder: str) -> tuple[SkillFile | None, tuple[Problem, ...]]:
+def parse_skill(text: str, folder: str) -> tuple[SkillFile | None, tuple[SkillProblem, ...]]:
     """Return the skill that `text` is in a folder of that name, None where it is not one, and the rules it breaks."""
     try:
         head, body = _parted(text)
         said = _mapping(head)
-    except Broken as error:
+    except FrontMatterError as error:
         return None, (error.problem,)
     problems = [
-        Problem(value.line, name, f"there is no such field; there are {', '.join(FIELDS)}")
+        SkillProblem(value.line, name, f"there is no such field; there are {', '.join(FIELDS)}")
         for name, value in said.items()
         if name not in FIELDS
     ]
     problems += (
-        Problem(1, name, "it is missing: the front matter needs name and description")
+        SkillProblem(1, name, "it is missing: the front matter needs name and description")
         for name in ("name", "description")
         if name not in said
     )
@@ -168,10 +168,10 @@ def parse_skill(text: str, folder: str) -> tuple[SkillFile | None, tuple[Problem
         if name in said:
             value = said[name]
             if not isinstance(value.is_, str):
-                problems.append(Problem(value.line, name, "it is to be text"))
+                problems.append(SkillProblem(value.line, name, "it is to be text"))
                 continue
             texts[name] = value.is_
-            problems += (Problem(value.line, name, what) for what in _text_rules(name, value.is_, folder))
+            problems += (SkillProblem(value.line, name, what) for what in _text_rules(name, value.is_, folder))
     metadata, wrong = _metadata(said.get("metadata"))
     allowed, also = _allowed(said.get("allowed-tools"))
     problems += (*wrong, *also)
@@ -195,7 +195,7 @@ def body_of(text: str) -> str:
     """Return what `text` says below its front matter; all of it, where it has none."""
     try:
         return _parted(text)[1]
-    except Broken:
+    except FrontMatterError:
         return text.strip()
 
 
@@ -219,27 +219,27 @@ def _text_rules(name: str, text: str, folder: str) -> Iterator[str]:
         yield f"it is {counted!r} and its folder is called {folder!r}: they are to be the same"
 
 
-def _metadata(said: Value | None) -> tuple[dict[str, str], tuple[Problem, ...]]:
+def _metadata(said: FrontMatterValue | None) -> tuple[dict[str, str], tuple[SkillProblem, ...]]:
     if said is None or said.is_ == "":
         return {}, ()
     if not isinstance(said.is_, dict):
-        return {}, (Problem(said.line, "metadata", "it is to be a mapping of names to texts"),)
+        return {}, (SkillProblem(said.line, "metadata", "it is to be a mapping of names to texts"),)
     return {name: _flat(value) for name, value in said.is_.items()}, ()
 
 
-def _flat(said: Value) -> str:
+def _flat(said: FrontMatterValue) -> str:
     """Return what stands deeper than a text should, as a text."""
     if isinstance(said.is_, dict):
         return ", ".join(f"{name}: {_flat(value)}" for name, value in said.is_.items())
     return said.is_ if isinstance(said.is_, str) else ", ".join(map(_flat, said.is_))
 
 
-def _allowed(said: Value | None) -> tuple[tuple[str, ...] | None, tuple[Problem, ...]]:
+def _allowed(said: FrontMatterValue | None) -> tuple[tuple[str, ...] | None, tuple[SkillProblem, ...]]:
     if said is None or said.is_ == "":
         return None, ()
     items = said.is_ if isinstance(said.is_, list) else [said]
     if isinstance(said.is_, dict) or not all(isinstance(item.is_, str) for item in items):
-        return None, (Problem(said.line, "allowed-tools", "it is to be names of tools, apart by spaces"),)
+        return None, (SkillProblem(said.line, "allowed-tools", "it is to be names of tools, apart by spaces"),)
     return tuple(name for item in items for name in TOOL.findall(str(item.is_))), ()
 
 
@@ -251,61 +251,69 @@ def _parted(text: str) -> tuple[str, str]:
     lines = text.replace("\r\n", "\n").split("\n")
     if not FENCE.fullmatch(lines[0]):
         marked = "; it begins with a byte order mark: save it without" if text.startswith("\ufeff") else ""
-        raise Broken(1, "", f"the first line is to be ---, and front matter to follow{marked}")
+        raise FrontMatterError(1, "", f"the first line is to be ---, and front matter to follow{marked}")
     for number, line in enumerate(lines[1:], 1):
         if FENCE.fullmatch(line):
             return "\n".join(lines[1:number]), "\n".join(lines[number + 1 :]).strip()
-    raise Broken(1, "", "the front matter does not end: close it with a line ---")
+    raise FrontMatterError(1, "", "the front matter does not end: close it with a line ---")
 
 
-def _mapping(head: str) -> dict[str, Value]:
+def _mapping(head: str) -> dict[str, FrontMatterValue]:
     if len(head) > MOST_HEAD:
-        raise Broken(2, "", f"the front matter has {len(head):,} characters: at most {MOST_HEAD:,}, the rest below it")
+        raise FrontMatterError(
+            2, "", f"the front matter has {len(head):,} characters: at most {MOST_HEAD:,}, the rest below it"
+        )
     # It takes its time to import, and most agents have no skills.
     import yaml
 
     try:
         events = yaml.parse(head, yaml.BaseLoader)
-        said = next((_value(event, events) for event in events if isinstance(event, yaml.NodeEvent)), Value(2, ""))
+        said = next(
+            (_value(event, events) for event in events if isinstance(event, yaml.NodeEvent)), FrontMatterValue(2, "")
+        )
         if any(isinstance(event, yaml.DocumentStartEvent) for event in events):
-            raise Broken(2, "", "the front matter is one document, not several")
+            raise FrontMatterError(2, "", "the front matter is one document, not several")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 2 if mark is not None else 1
         what = " ".join(filter(None, (error.problem, error.context)))
-        raise Broken(line, "", f"not YAML: {what}; a text with a colon or a # in it stands in quotes") from None
+        raise FrontMatterError(
+            line, "", f"not YAML: {what}; a text with a colon or a # in it stands in quotes"
+        ) from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise Broken(1, "", f"not YAML: {' '.join(str(error).split())}") from None
+        raise FrontMatterError(1, "", f"not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(said.is_, dict):
-        raise Broken(said.line, "", "the front matter is to be lines of the form name: value")
+        raise FrontMatterError(said.line, "", "the front matter is to be lines of the form name: value")
     return said.is_
 
 
-def _value(event: Any, events: Iterator[Any]) -> Value:
+def _value(event: Any, events: Iterator[Any]) -> FrontMatterValue:
     """Return the value that `event` begins, the others of which are the next ones of `events`. Raises Broken."""
     import yaml
 
     line = event.start_mark.line + 2  # counted from 0, and below the fence
     if isinstance(event, yaml.AliasEvent) or event.anchor:
-        raise Broken(line, "", "anchors and aliases (& and *) are not allowed: write the text out, or in quotes")
+        raise FrontMatterError(
+            line, "", "anchors and aliases (& and *) are not allowed: write the text out, or in quotes"
+        )
     if event.tag and not (isinstance(event, yaml.ScalarEvent) and any(event.implicit)):
-        raise Broken(line, "", "tags (!) are not allowed: write the text, in quotes")
+        raise FrontMatterError(line, "", "tags (!) are not allowed: write the text, in quotes")
     if isinstance(event, yaml.ScalarEvent):
-        return Value(line, event.value)
+        return FrontMatterValue(line, event.value)
     if event.flow_style:
-        raise Broken(line, "", "[...] and {...} are not allowed: write a line each, or the text in quotes")
+        raise FrontMatterError(line, "", "[...] and {...} are not allowed: write a line each, or the text in quotes")
     if isinstance(event, yaml.SequenceStartEvent):
-        listed: list[Value] = []
+        listed: list[FrontMatterValue] = []
         while not isinstance(item := next(events), yaml.SequenceEndEvent):
             listed.append(_value(item, events))
-        return Value(line, listed)
-    found: dict[str, Value] = {}
+        return FrontMatterValue(line, listed)
+    found: dict[str, FrontMatterValue] = {}
     while not isinstance(key := next(events), yaml.MappingEndEvent):
         name = _value(key, events)
         if not isinstance(name.is_, str):
-            raise Broken(name.line, "", "a name is a text")
+            raise FrontMatterError(name.line, "", "a name is a text")
         if name.is_ in found:
-            raise Broken(name.line, name.is_, "it is there twice: once is all it can be")
+            raise FrontMatterError(name.line, name.is_, "it is there twice: once is all it can be")
         value = _value(next(events), events)
-        found[name.is_] = Value(name.line, value.is_)
-    return Value(line, found)
+        found[name.is_] = FrontMatterValue(name.line, value.is_)
+    return FrontMatterValue(line, found)

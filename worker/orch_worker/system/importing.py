@@ -21,7 +21,7 @@ _exact: dict[str, Sources] = {}
 """What may run of which folders."""
 
 
-class _Exact(SourceFileLoader):
+class _PinnedSourceLoader(SourceFileLoader):
     """Compiles what the file held when somebody looked at it, and knows of no bytecode, which nobody looks at."""
 
     def get_code(self, fullname: str) -> CodeType:
@@ -45,7 +45,7 @@ def module_at(path: Path, name: str, *, package: bool = False, only: Sources | N
     if only is not None:
         _look_at(str(path.parent), only)
     places = [str(path.parent)] if package else None
-    loader = _Exact(name, str(path)) if only is not None else None
+    loader = _PinnedSourceLoader(name, str(path)) if only is not None else None
     spec = importlib.util.spec_from_file_location(name, path, loader=loader, submodule_search_locations=places)
     assert spec is not None  # its name ends in .py
     assert spec.loader is not None
@@ -71,7 +71,7 @@ def _finder(place: str) -> FileFinder:
     """Return what finds modules in `place`, a path hook of Python's. Raises ImportError for any other folder."""
     if not any(_is_in(place, folder) for folder in _exact):
         raise ImportError(f"nobody looked at {place}", path=place)
-    return FileFinder(place, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Exact, SOURCE_SUFFIXES))
+    return FileFinder(place, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_PinnedSourceLoader, SOURCE_SUFFIXES))
 
 
 def _is_in(place: str, folder: str) -> bool:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Final
 
-__all__ = ["BOUND", "NEEDED", "Deadly", "bounds", "taste"]
+__all__ = ["BOUND", "NEEDED", "FatalBytesError", "bounds", "taste"]
 
 SECONDS: Final = 60
 ROOM: Final = 1 << 30
@@ -37,7 +37,7 @@ print("alive")
 """
 
 
-class Deadly(ValueError):
+class FatalBytesError(ValueError):
     """Bytes of which a process dies that reads them."""
 
 
@@ -64,8 +64,8 @@ def taste(library: str, reader: str, data: bytes) -> None:
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise Deadly(f"reading it does not end within {SECONDS} s") from None
+        raise FatalBytesError(f"reading it does not end within {SECONDS} s") from None
     except OSError as error:
-        raise Deadly(f"no process could be started that reads it first: {error.strerror}") from error
+        raise FatalBytesError(f"no process could be started that reads it first: {error.strerror}") from error
     if done.stdout.strip() != b"alive":  # the exit code is not to be had where a program ignores its children
-        raise Deadly("a process that read it died of that")
+        raise FatalBytesError("a process that read it died of that")

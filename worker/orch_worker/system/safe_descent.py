@@ -20,7 +20,7 @@ TRIES: Final = 32
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class _How(ctypes.Structure):
+class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
@@ -43,7 +43,7 @@ def open_below(root: str, relative: str, flags: int) -> int:
 def _resolved(top: int, relative: str, flags: int) -> int:
     name = os.fsencode(relative)
     path = ctypes.create_string_buffer(name, len(name) + 1)
-    how = _How(flags | os.O_CLOEXEC, 0, BENEATH | NO_LINKS | NO_MAGIC_LINKS)
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, BENEATH | NO_LINKS | NO_MAGIC_LINKS)
     for _ in range(TRIES):
         try:
             return linux.syscall(OPENAT2, top, ctypes.addressof(path), ctypes.addressof(how), ctypes.sizeof(how))

@@ -18,11 +18,11 @@ from .secrets import withheld_hint
 
 __all__ = [
     "ASIDE",
-    "Aside",
-    "Late",
-    "Ran",
+    "DeadlineExceeded",
     "Task",
-    "Threads",
+    "TaskResults",
+    "ThreadPerCall",
+    "ThreadPool",
     "awaited",
     "harmless",
     "in_thread",
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Aside(Executor):
+class ThreadPerCall(Executor):
     """Runs each call in a thread of its own: none waits until another one's returns, and none keeps anybody from
     leaving. Those of the event loop's own executor do both, and belong to the program."""
 
@@ -56,7 +56,7 @@ class Aside(Executor):
         return future
 
 
-ASIDE: Final = Aside()
+ASIDE: Final = ThreadPerCall()
 
 
 def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
@@ -119,11 +119,11 @@ Task: TypeAlias = tuple[str, float, Callable[[Any, Any], Any], Any]
 it hangs. A plain tuple, which is made once: there are hundreds of them to be called in a turn."""
 
 
-class Late(Exception):
+class DeadlineExceeded(Exception):
     """A function did not return in time; says so. It runs on."""
 
 
-class Ran(NamedTuple):
+class TaskResults(NamedTuple):
     """What came of some tasks: how long each one took, and by its place what one returned that was not None, or raised
     (Late when it is late)."""
 
@@ -131,7 +131,7 @@ class Ran(NamedTuple):
     said: dict[int, tuple[Any, Exception | None]]
 
 
-class Threads:
+class ThreadPool:
     """As many threads as functions run at once. One that hangs keeps its thread, and holds up nobody else.
 
     A thread cannot be ended: `overdue` counts the functions that were given up and run on, by key.
@@ -149,14 +149,14 @@ class Threads:
             raise error
         return value
 
-    async def run_all(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> Ran:
+    async def run_all(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> TaskResults:
         """Call the functions of `tasks` one after the other, each with its one of `firsts`, and return what came of it.
 
         All run in one thread, so that going there and back is paid for once; behind one that hangs another thread goes
         on. Raises nothing but CancelledError.
         """
         if not tasks:
-            return Ran([], {})
+            return TaskResults([], {})
         ran = await self._run(tasks, firsts)
         while (done := len(ran.seconds)) < len(tasks):
             more = await self._run(tasks[done:], firsts[done:])
@@ -164,10 +164,10 @@ class Threads:
             ran.seconds.extend(more.seconds)
         return ran
 
-    async def _run(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> Ran:
+    async def _run(self, tasks: Sequence[Task], firsts: Sequence[Any]) -> TaskResults:
         """Return what came of `tasks`: of all, or of those up to one that hangs."""
         queue = self._idle.pop() if self._idle else _started()
-        batch = _Batch(tasks, firsts)
+        batch = _TaskBatch(tasks, firsts)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         timer: asyncio.TimerHandle
@@ -209,7 +209,7 @@ class Threads:
         while self._idle:
             self._idle.pop().put(None)
 
-    def _finish(self, batch: _Batch, queue: SimpleQueue[Job | None], done: asyncio.Future[None]) -> None:
+    def _finish(self, batch: _TaskBatch, queue: SimpleQueue[Job | None], done: asyncio.Future[None]) -> None:
         self._idle.append(queue)
         if batch.hangs:
             self.overdue[batch.hangs] -= 1
@@ -219,7 +219,7 @@ class Threads:
             done.set_result(None)
 
 
-class _Batch:
+class _TaskBatch:
     """Tasks that one thread does in order, until they are done or it is left behind with one that hangs.
 
     A task is whose turn it is to take the next number of `_turns` takes: the thread, or whoever leaves it, who takes
@@ -272,7 +272,7 @@ class _Batch:
             self.hangs = self._tasks[done][0]
             self._ended = self._ended[:done]  # the thread keeps the other list
 
-    def ran(self) -> Ran:
+    def ran(self) -> TaskResults:
         """Return what came of the tasks that were the thread's."""
         ended = self._ended
         seconds = [end - begin for begin, end in zip([self._began, *ended], ended, strict=False)]
@@ -280,9 +280,9 @@ class _Batch:
         if self.hangs:
             place, most = len(seconds), self._tasks[len(seconds)][1]
             said = {at: each for at, each in said.copy().items() if at < place}
-            said[place] = None, Late(f"did not answer within {most:g} s")
+            said[place] = None, DeadlineExceeded(f"did not answer within {most:g} s")
             seconds.append(most)
-        return Ran(seconds, said)
+        return TaskResults(seconds, said)
 
 
 def harmless(error: BaseException) -> Exception:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from orch_protocol.wire.frames import RESEND_SECONDS, Channel, Frame
-from orch_protocol.wire.worker_messages import Nothing
+from orch_protocol.wire.frames import RESEND_SECONDS, Frame, FrameChannel
+from orch_protocol.wire.worker_messages import EmptyBody
 
 __all__ = ["ReliableChannel"]
 
@@ -22,7 +22,7 @@ class ReliableChannel:
     Timers run only while something is owed: an idle courier never wakes its process.
     """
 
-    def __init__(self, channel: Channel, transmit: Callable[[bytes], None]) -> None:
+    def __init__(self, channel: FrameChannel, transmit: Callable[[bytes], None]) -> None:
         self.channel = channel
         self._transmit = transmit
         self._loop = asyncio.get_running_loop()
@@ -56,7 +56,7 @@ class ReliableChannel:
     def flush(self) -> None:
         """Acknowledge now what is owed, before leaving."""
         if self.channel.owes_ack:
-            self._transmit(self.channel.encode("ack", Nothing()))
+            self._transmit(self.channel.encode("ack", EmptyBody()))
 
     def close(self) -> None:
         """The peer is gone: stop the timers, and send nothing more."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar
 
-__all__ = ["MOST_CHARACTERS", "MOST_EVENTS", "Tale"]
+__all__ = ["MOST_CHARACTERS", "MOST_EVENTS", "TurnEventBuffer"]
 
 MOST_EVENTS: Final = 1000
 MOST_CHARACTERS: Final = 400_000
@@ -15,7 +15,7 @@ MOST_CHARACTERS: Final = 400_000
 MOST_PIECES: Final = 512
 
 
-class Tale:
+class TurnEventBuffer:
     """Keeps the events of a turn. Of a response under way the pieces are one event, of one that is complete the whole
     is."""
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orch_protocol.agent.spec import AgentSpec, Birth
+from orch_protocol.agent.spec import AgentSpec, WorkerBirth
 from orch_protocol.core.errors import (
     AgentBusyError,
     ErrorInfo,
@@ -25,47 +25,47 @@ from orch_protocol.core.errors import (
 )
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Usage
-from orch_protocol.core.prompts import Prompted
-from orch_protocol.core.values import Export, Exported
-from orch_protocol.resources.slash_commands import Did, Do
+from orch_protocol.core.prompts import PromptResult
+from orch_protocol.core.values import ExportResult, ExportValue
+from orch_protocol.resources.slash_commands import UserAction, UserActionResult
 from orch_protocol.services.service import Service
-from orch_protocol.session.tree import Compact, Condensed, Edit, Edited
-from orch_protocol.wire.frames import MAX_BODY, VERSION, Channel, encode_body
-from orch_protocol.wire.tool_events import Called
+from orch_protocol.session.tree import CompactRequest, CompactResult, EditResult, SessionEdit
+from orch_protocol.wire.frames import MAX_BODY, VERSION, FrameChannel, encode_body
+from orch_protocol.wire.tool_events import CallReport
 from orch_protocol.wire.worker_messages import (
-    Cancel,
-    Finished,
-    Happened,
-    Hearing,
+    AgentEvent,
+    BranchSummarized,
+    CancelCurrentTurn,
+    EmptyBody,
     Hello,
     Init,
-    Limit,
-    Narrow,
-    Nothing,
     Ping,
     Progress,
     Query,
+    RateLimited,
+    RetractSteering,
     RootCall,
     RootReply,
-    Steer,
-    Steered,
-    Stop,
-    Summed,
-    SumUp,
+    SetSteeringModes,
+    SteeringHeard,
+    SteeringRetractedReply,
+    SteerTurn,
+    StopWorker,
+    SummarizeBranch,
     TurnEvent,
-    Unsaid,
-    Unsay,
+    TurnFinished,
+    WithdrawTools,
 )
 
 from ..agent.runtime import Runtime
-from ..agent.steering import Interjection
-from ..agent.turn import Brake
+from ..agent.steering import SteeringMessage
+from ..agent.turn import CancelToken
 from ..system.secrets import masked, secrets_of
-from ..tools.api.root_client import Root
+from ..tools.api.root_client import RootClient
 from .reliable_channel import ReliableChannel
-from .turn_event_buffer import Tale
+from .turn_event_buffer import TurnEventBuffer
 
-__all__ = ["Host", "Line", "Make"]
+__all__ = ["Make", "RootConnection", "WorkerEndpoint"]
 
 ROOT_CALL_SECONDS = 3600.0
 CONNECT_SECONDS = 30.0
@@ -77,10 +77,10 @@ LARGE = MAX_BODY // 2
 T = TypeVar("T")
 P = TypeVar("P", bound=Struct)
 R = TypeVar("R")
-Make: TypeAlias = Callable[[AgentSpec, dict[str, str], Root, tuple[str, ...]], Runtime]
+Make: TypeAlias = Callable[[AgentSpec, dict[str, str], RootClient, tuple[str, ...]], Runtime]
 
 
-class Line(Protocol):
+class RootConnection(Protocol):
     """Carries frames to the root."""
 
     def send(self, data: bytes) -> None:
@@ -90,7 +90,7 @@ class Line(Protocol):
         """Let what was sent leave, then end (at most 2 s)."""
 
 
-class Host:
+class WorkerEndpoint:
     """Serves one agent over the line that `connect` opens with a callback for arriving frames.
 
     `enter` is called with the agent's spec before anything else of it; a process of its own goes to its folder. `make`
@@ -99,9 +99,9 @@ class Host:
 
     def __init__(
         self,
-        connect: Callable[[Callable[[bytes], None]], Line],
+        connect: Callable[[Callable[[bytes], None]], RootConnection],
         *,
-        birth: Birth,
+        birth: WorkerBirth,
         incarnation: int,
         spool: Path,
         enter: Callable[[AgentSpec], None] | None = None,
@@ -118,12 +118,12 @@ class Host:
         self._progress: Progress | None = None
         self._progress_due: asyncio.TimerHandle | None = None
         self._query, self._events = "", 0
-        self._tale: Tale | None = None
+        self._tale: TurnEventBuffer | None = None
         """What happened in the turn so far, while nobody watches it."""
         self._calls: dict[str, asyncio.Future[RootReply]] = {}
         self._stopped: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._line = connect(self._on_data)
-        self._courier = ReliableChannel(Channel(incarnation, spool), self._line.send)
+        self._courier = ReliableChannel(FrameChannel(incarnation, spool), self._line.send)
 
     async def serve(self) -> int:
         """Say hello, then serve until told to leave; return the exit code. Waits at most 30 s to be initialised."""
@@ -161,7 +161,7 @@ class Host:
         else:
             self._courier.send("event", event, query_id, reliable=False)
 
-    def called(self, query_id: str, called: Called) -> None:
+    def called(self, query_id: str, called: CallReport) -> None:
         """Tell the root what became of a call; what cannot be told is no reason for the call to fail."""
         try:
             self._courier.send("called", called, query_id)
@@ -170,7 +170,7 @@ class Host:
 
     def heard(self, steer_id: str) -> None:
         """Tell the root that what was said is in the conversation."""
-        self._courier.send("steered", Steered(), steer_id)
+        self._courier.send("steered", SteeringHeard(), steer_id)
 
     async def call_root(self, service: Service[P, R], params: P, seconds: float | None = None) -> R:
         """Call a service of the root and return its result. Raises the OrchError that the root answers with."""
@@ -191,7 +191,7 @@ class Host:
             del self._calls[call_id]
             if not answer.done() or answer.cancelled():
                 # The root must not take an answer for somebody who has given up.
-                self._courier.send("cancel", Cancel(), call_id)
+                self._courier.send("cancel", CancelCurrentTurn(), call_id)
         if reply.error is not None:
             raise error_from(reply.error)
         return msgspec.msgpack.decode(reply.payload, type=service.result)
@@ -224,39 +224,39 @@ class Host:
                 self._on_ping(id)
             case Query():
                 self._on_query(id, body)
-            case Steer():
+            case SteerTurn():
                 self._on_steer(id, body)
-            case Unsay():
+            case RetractSteering():
                 self._on_unsay(id, body)
-            case Hearing():
+            case SetSteeringModes():
                 self._on_hearing(body)
-            case SumUp():
+            case SummarizeBranch():
                 self._on_sum_up(id, body)
-            case Compact():
+            case CompactRequest():
                 self._on_compact(id, body)
-            case Limit():
+            case RateLimited():
                 self._on_limit(body)
-            case Edit():
+            case SessionEdit():
                 self._on_edit(id, body)
-            case Do():
+            case UserAction():
                 self._on_do(id, body)
-            case Export():
+            case ExportValue():
                 self._on_export(id, body)
-            case Happened():
+            case AgentEvent():
                 self._on_happened(body)
-            case Narrow():
+            case WithdrawTools():
                 self._on_narrow(body)
-            case Cancel():
+            case CancelCurrentTurn():
                 self._on_cancel(body)
             case RootReply():
                 self._on_root_reply(id, body)
-            case Stop():
+            case StopWorker():
                 self.stop()
-            case Nothing() if kind == "watch":
+            case EmptyBody() if kind == "watch":
                 self._on_watch(id)
-            case Nothing() if kind == "prompt":
+            case EmptyBody() if kind == "prompt":
                 self._on_prompt(id)
-            case Nothing() if kind == "drop":
+            case EmptyBody() if kind == "drop":
                 self._on_drop(id)
             case _:
                 self._on_unexpected(id, body)
@@ -268,7 +268,7 @@ class Host:
         """A frame arrived without its body, and will not come again: whoever waits for what it asks for is told."""
         print(f"{kind} {id} cannot be read: {error.message}", flush=True)
         if kind in ("init", "query"):
-            self._finish(id, Finished(error=error))
+            self._finish(id, TurnFinished(error=error))
         if kind == "init":
             self.stop(71)
         if kind == "root_reply":
@@ -291,22 +291,22 @@ class Host:
             import traceback
 
             traceback.print_exc()
-            self._courier.send("finished", Finished(error=error_info(error)), id)
+            self._courier.send("finished", TurnFinished(error=error_info(error)), id)
             self.stop(71)
         else:
             self._courier.send("ready", ready)
 
     def _on_ping(self, id: str) -> None:
-        self._courier.send("pong", Nothing(), id, reliable=False)
+        self._courier.send("pong", EmptyBody(), id, reliable=False)
 
     def _on_query(self, id: str, body: Query) -> None:
         if self._stopped.done():
             return  # the next process is asked the same
         if self._runtime is None or self._in_turn:
             busy = AgentBusyError("the worker is in the middle of a turn; one query at a time")
-            self._finish(id, Finished(error=error_info(busy)))
+            self._finish(id, TurnFinished(error=error_info(busy)))
             return
-        self._query, self._events, self._tale = id, 0, None if body.stream else Tale()
+        self._query, self._events, self._tale = id, 0, None if body.stream else TurnEventBuffer()
         turn = self._run(self._runtime, self._runtime.begin(), id, body)
         self._turn = asyncio.get_running_loop().create_task(turn)
 
@@ -315,61 +315,61 @@ class Host:
             tale, self._tale = self._tale, None
             self._courier.send("so_far", tale.so_far(id), id)
 
-    def _on_steer(self, id: str, body: Steer) -> None:
+    def _on_steer(self, id: str, body: SteerTurn) -> None:
         if self._runtime is not None:
-            self._runtime.steer(Interjection(id, body.text), follow_up=body.follow_up)
+            self._runtime.steer(SteeringMessage(id, body.text), follow_up=body.follow_up)
 
-    def _on_unsay(self, id: str, body: Unsay) -> None:
+    def _on_unsay(self, id: str, body: RetractSteering) -> None:
         gone = self._runtime.unsay(body.ids) if self._runtime is not None else ()
-        self._courier.send("unsaid", Unsaid(tuple(gone)), id)
+        self._courier.send("unsaid", SteeringRetractedReply(tuple(gone)), id)
 
-    def _on_hearing(self, body: Hearing) -> None:
+    def _on_hearing(self, body: SetSteeringModes) -> None:
         if self._runtime is not None:
             self._runtime.hear(body.steering, body.follow_up)
 
-    def _on_sum_up(self, id: str, body: SumUp) -> None:
+    def _on_sum_up(self, id: str, body: SummarizeBranch) -> None:
         self._beside(self._sum_up(id, body))
 
-    async def _sum_up(self, id: str, body: SumUp) -> None:
+    async def _sum_up(self, id: str, body: SummarizeBranch) -> None:
         try:
             if self._runtime is None:
                 raise AgentBusyError("the agent is not up yet")
             summed = await self._runtime.sum_up(body)
         except Exception as error:
-            summed = Summed(error=error_info(error))
+            summed = BranchSummarized(error=error_info(error))
         self._courier.send("summed", summed, id)
 
-    def _on_compact(self, id: str, body: Compact) -> None:
+    def _on_compact(self, id: str, body: CompactRequest) -> None:
         if self._runtime is None or self._in_turn or _is_under_way(self._compaction):
             busy = AgentBusyError("the agent is in the middle of a turn, or being compacted: wait for that")
-            self._courier.send("compacted", Condensed(error=error_info(busy)), id)
+            self._courier.send("compacted", CompactResult(error=error_info(busy)), id)
         else:
             self._compaction = asyncio.get_running_loop().create_task(self._compact(self._runtime, id, body))
 
-    async def _compact(self, runtime: Runtime, id: str, body: Compact) -> None:
+    async def _compact(self, runtime: Runtime, id: str, body: CompactRequest) -> None:
         try:
-            answer = Condensed(await runtime.compact(id, body))
+            answer = CompactResult(await runtime.compact(id, body))
         except Exception as error:
-            answer = Condensed(error=error_info(error))
+            answer = CompactResult(error=error_info(error))
         self._courier.send("compacted", answer, id)
 
-    def _on_limit(self, body: Limit) -> None:
+    def _on_limit(self, body: RateLimited) -> None:
         if self._runtime is not None:
             self._runtime.gate.limit(body.lane)
 
-    def _on_edit(self, id: str, body: Edit) -> None:
+    def _on_edit(self, id: str, body: SessionEdit) -> None:
         try:
             if self._runtime is None or self._in_turn or _is_under_way(self._compaction):
                 raise AgentBusyError("the agent is in the middle of a turn; its session changes between turns")
             done = self._runtime.edit(body)
         except Exception as error:
-            done = Edited(error=error_info(error))
+            done = EditResult(error=error_info(error))
         self._courier.send("edited", done, id)
 
     def _on_prompt(self, id: str) -> None:
         self._beside(self._show_prompt(id))
 
-    def _on_do(self, id: str, body: Do) -> None:
+    def _on_do(self, id: str, body: UserAction) -> None:
         self._beside(self._do(id, body)).set_name(id)
 
     def _on_drop(self, id: str) -> None:
@@ -383,7 +383,7 @@ class Host:
         task.add_done_callback(self._asides.discard)
         return task
 
-    async def _do(self, id: str, body: Do) -> None:
+    async def _do(self, id: str, body: UserAction) -> None:
         try:
             if self._runtime is None:
                 raise AgentBusyError("the worker is not up yet")
@@ -391,43 +391,43 @@ class Host:
 
             did = await done(self._runtime, body.deed, body.hooks)
         except Exception as error:
-            did = Did(error=error_info(error))
+            did = UserActionResult(error=error_info(error))
         self._courier.send("did", did, id)
 
     async def _show_prompt(self, id: str) -> None:
         try:
             if self._runtime is None:
                 raise AgentBusyError("the worker is not up yet")
-            said = Prompted(await self._runtime.prompt())
+            said = PromptResult(await self._runtime.prompt())
         except Exception as error:
-            said = Prompted(error=error_info(error))
+            said = PromptResult(error=error_info(error))
         self._courier.send("prompted", said, id)
 
-    def _on_export(self, id: str, body: Export) -> None:
+    def _on_export(self, id: str, body: ExportValue) -> None:
         exporting = asyncio.get_running_loop().create_task(self._export(id, body))
         self._asides.add(exporting)
         exporting.add_done_callback(self._asides.discard)
 
-    async def _export(self, id: str, body: Export) -> None:
+    async def _export(self, id: str, body: ExportValue) -> None:
         try:
             if self._runtime is None:
                 raise AgentBusyError("the worker is not up yet")
             from ..tools.python.export import export  # by those who are asked for a value
 
-            said = Exported(await export(self._runtime.context, body.name))
+            said = ExportResult(await export(self._runtime.context, body.name))
         except Exception as error:
-            said = Exported(error=error_info(error))
+            said = ExportResult(error=error_info(error))
         self._courier.send("exported", said, id)
 
-    def _on_happened(self, body: Happened) -> None:
+    def _on_happened(self, body: AgentEvent) -> None:
         if self._runtime is not None:
             self._runtime.happened(body)
 
-    def _on_narrow(self, body: Narrow) -> None:
+    def _on_narrow(self, body: WithdrawTools) -> None:
         if self._runtime is not None:
             self._runtime.toolbox.withdraw(body.withdrawn)
 
-    def _on_cancel(self, body: Cancel) -> None:
+    def _on_cancel(self, body: CancelCurrentTurn) -> None:
         if self._runtime is not None:
             self._runtime.cancel(body.short)
 
@@ -447,7 +447,7 @@ class Host:
     def _in_turn(self) -> bool:
         return _is_under_way(self._turn)
 
-    async def _run(self, runtime: Runtime, brake: Brake, query_id: str, query: Query) -> None:
+    async def _run(self, runtime: Runtime, brake: CancelToken, query_id: str, query: Query) -> None:
         try:
             if self._compaction is not None:
                 await asyncio.wait([self._compaction])
@@ -457,21 +457,21 @@ class Host:
             if self._stopped.done() or (task is not None and task.cancelling()):
                 raise
             own = OrchError("the turn was cancelled from within: a model or a hook awaited what had been cancelled")
-            finished = Finished(error=error_info(own), usage=getattr(error, "usage", None) or Usage())
+            finished = TurnFinished(error=error_info(own), usage=getattr(error, "usage", None) or Usage())
         except Exception as error:
-            finished = Finished(error=error_info(error))
+            finished = TurnFinished(error=error_info(error))
         self._finish(query_id, finished)
         if query_id == self._query:
             self._query, self._tale = "", None  # of a turn that is over nobody need be told
 
-    def _finish(self, query_id: str, finished: Finished) -> None:
+    def _finish(self, query_id: str, finished: TurnFinished) -> None:
         if finished.error is not None:
             told = masked(finished.error.message, secrets_of(self._birth.keys))
             finished = replace(finished, error=replace(finished.error, message=told))
         try:
             self._courier.send("finished", finished, query_id)
         except Exception as error:
-            self._courier.send("finished", Finished(error=ErrorInfo("ProtocolError", str(error))), query_id)
+            self._courier.send("finished", TurnFinished(error=ErrorInfo("ProtocolError", str(error))), query_id)
 
     async def _leave(self) -> None:
         if self._progress_due is not None:

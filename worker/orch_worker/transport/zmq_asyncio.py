@@ -15,17 +15,17 @@ from typing import cast
 
 import zmq
 
-__all__ = ["Dealer", "Drain"]
+__all__ = ["DealerSocket", "SocketReader"]
 
 
-BATCH = 64
+MAX_BATCH = 64
 # Plain integers: arithmetic on the enum's members costs more than the calls it guards.
-MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+SEND_MORE_FLAGS = int(zmq.NOBLOCK | zmq.SNDMORE)
 IN, OUT, EVENTS, NOBLOCK = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS), int(zmq.NOBLOCK)
-MAX_FRAME = 2 << 20
+MAX_FRAME_BYTES = 2 << 20
 
 
-class Drain:
+class SocketReader:
     """Calls `receive` whenever a message waits in `socket`; with `keep`, holds what could not be sent at once.
 
     `receive` takes exactly one message from the socket, or raises zmq.Again. Without `keep` a message that cannot be
@@ -75,7 +75,7 @@ class Drain:
         self._seen = -1
         try:
             for part in parts[:-1]:
-                self._put(part, MORE)
+                self._put(part, SEND_MORE_FLAGS)
             self._put(parts[-1], NOBLOCK)
         except zmq.Again:
             if self._keep and not self._closed:
@@ -114,7 +114,7 @@ class Drain:
         try:
             # Most often a message is why we are here: taking it costs a third of asking whether there is one.
             self._try_to_receive()
-            for _ in range(BATCH):
+            for _ in range(MAX_BATCH):
                 if self._closed:
                     return
                 events = self._look()
@@ -132,7 +132,7 @@ class Drain:
                 self._schedule()
 
 
-class Dealer:
+class DealerSocket:
     """A worker's line to its root at `address`, known there as `ident`. `on_data` gets each frame's bytes."""
 
     def __init__(self, address: str, ident: bytes, on_data: Callable[[bytes], None]) -> None:
@@ -141,9 +141,9 @@ class Dealer:
         socket = self._socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, ident)
         socket.setsockopt(zmq.LINGER, 2000)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.connect(address)
-        self._drain = Drain(socket, self._receive, keep=True)
+        self._drain = SocketReader(socket, self._receive, keep=True)
 
     def send(self, data: bytes) -> None:
         """Send one frame."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-__all__ = ["Outline", "is_ours", "outline"]
+__all__ = ["ValueDescription", "is_ours", "outline"]
 
 MOST_ITEMS: Final = 6
 MOST_TEXT: Final = 80
@@ -27,7 +27,7 @@ MODULE_OF: Final[Callable[[type], object]] = type.__dict__["__module__"].__get__
 NAME_OF: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 
 
-class Outline(Struct, frozen=True):
+class ValueDescription(Struct, frozen=True):
     """What a value is: the name of its type, about how many bytes it takes, and what is to be said of it."""
 
     kind: str
@@ -48,7 +48,7 @@ def is_ours(value: Any) -> bool:
     return kind is not BuiltinFunctionType
 
 
-def outline(value: Any) -> Outline:
+def outline(value: Any) -> ValueDescription:
     """Return what `value` is. Never raises."""
     kind = type(value)
     package = _module(kind).partition(".")[0]
@@ -57,9 +57,9 @@ def outline(value: Any) -> Outline:
     try:
         describe = _known(kind, package)
         text = describe(value) if describe is not None else ""
-        return Outline(name, _bytes(value, package), text)
+        return ValueDescription(name, _bytes(value, package), text)
     except Exception:  # one that is broken, or of a version that is not known
-        return Outline(name)
+        return ValueDescription(name)
 
 
 def _module(kind: type) -> str:

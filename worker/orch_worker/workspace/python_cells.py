@@ -11,13 +11,21 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orch_protocol.core.workspace import Artifact, Drop, FileMark, Keep, Stale, Step, Touch
+from orch_protocol.core.workspace import (
+    Artifact,
+    DropArtifacts,
+    FileState,
+    InvalidateArtifacts,
+    KeepArtifact,
+    Step,
+    TouchArtifacts,
+)
 
 from .capture import one_line
-from .describe_value import Outline
+from .describe_value import ValueDescription
 from .state import Workspace
 
-__all__ = ["VALUE", "Bound", "Cell", "Statement", "statements", "steps_of", "unbound"]
+__all__ = ["VALUE", "BoundName", "PythonCell", "Statement", "statements", "steps_of", "unbound"]
 
 
 # --- What Python code reads and binds, statement by statement, by its text alone ---
@@ -62,7 +70,7 @@ def statements(code: str) -> tuple[Statement, ...]:
 
 
 def _statement(node: ast.stmt) -> Statement:
-    seen = _Seen()
+    seen = _StatementWalk()
     seen.visit(node)
     reads, binds, calls, deletes = map(_few, (seen.reads, seen.binds, seen.calls, seen.deletes))
     return Statement(reads, binds, calls, deletes, tuple(seen.texts)[:MOST_TEXTS])
@@ -72,7 +80,7 @@ def _few(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))[:MOST_NAMES]
 
 
-class _Seen(ast.NodeVisitor):
+class _StatementWalk(ast.NodeVisitor):
     """Walks one statement. `_own` are the names of the functions around, which are none of the namespace's."""
 
     def __init__(self) -> None:
@@ -236,15 +244,15 @@ OTHERWISE: Final = "bound to another value by now"
 UNBOUND: Final = "not bound any more: the process that had it has ended"
 
 
-class Bound(Struct, frozen=True):
+class BoundName(Struct, frozen=True):
     """What a name is bound to: which object that is, what it looks like; and whether it is the code's own."""
 
     id: int
-    outline: Outline
+    outline: ValueDescription
     ours: bool = True
 
 
-class Cell(Struct, frozen=True):
+class PythonCell(Struct, frozen=True):
     """Code that was run, `whole` or up to an error; `origin` is an artifact without a name that says by which call."""
 
     code: str
@@ -252,7 +260,7 @@ class Cell(Struct, frozen=True):
     whole: bool = True
 
 
-class _Source(Struct, frozen=True):
+class _BindingSource(Struct, frozen=True):
     """What a name was bound from: names, texts that may be files, what it had before, and in which cell."""
 
     names: frozenset[str] = frozenset()
@@ -262,11 +270,11 @@ class _Source(Struct, frozen=True):
 
 
 def steps_of(
-    cells: Sequence[Cell],
-    before: Mapping[str, Bound],
-    after: Mapping[str, Bound],
+    cells: Sequence[PythonCell],
+    before: Mapping[str, BoundName],
+    after: Mapping[str, BoundName],
     workspace: Workspace,
-    mark: Callable[[str], FileMark | None],
+    mark: Callable[[str], FileState | None],
     *,
     most: int,
 ) -> list[Step]:
@@ -279,26 +287,26 @@ def steps_of(
     steps: list[Step] = []
     known = {name.removeprefix(VALUE) for name in workspace.artifacts if name.startswith(VALUE)}
     if gone := [f"{VALUE}{name}" for name in known if name not in after or not after[name].ours]:
-        steps.append(Drop(tuple(gone), "not bound any more"))
+        steps.append(DropArtifacts(tuple(gone), "not bound any more"))
     if used := [f"{VALUE}{name}" for name in read if name in known and f"{VALUE}{name}" not in gone]:
-        steps.append(Touch(tuple(used), cells[-1].origin.turn))
+        steps.append(TouchArtifacts(tuple(used), cells[-1].origin.turn))
     order = {name: place for place, name in enumerate(sources)}
     for name in sorted(after, key=lambda name: order.get(name, -1)):
         now, was = after[name], before.get(name)
-        source = sources.get(name, _Source())
+        source = sources.get(name, _BindingSource())
         said = source.cell >= 0 and cells[source.cell].whole
         other = was is None or was.id != now.id
         grown = name in called and was is not None and was.outline != now.outline
         if now.ours and (said or other or grown or name not in known):
-            steps.append(Keep(_kept(name, now, source, cells, workspace, mark, after, most)))
+            steps.append(KeepArtifact(_kept(name, now, source, cells, workspace, mark, after, most)))
     return steps
 
 
-def _sources(cells: Sequence[Cell]) -> tuple[list[str], dict[str, _Source], set[str]]:
+def _sources(cells: Sequence[PythonCell]) -> tuple[list[str], dict[str, _BindingSource], set[str]]:
     """Return what `cells` read; what they bind, in the order of the last time; and whose methods they call."""
     read: dict[str, None] = {}
     called: set[str] = set()
-    sources: dict[str, _Source] = {}
+    sources: dict[str, _BindingSource] = {}
     for number, cell in enumerate(cells):
         for each in statements(cell.code):
             read |= dict.fromkeys(each.reads)
@@ -311,18 +319,18 @@ def _sources(cells: Sequence[Cell]) -> tuple[list[str], dict[str, _Source], set[
                     before = earlier is None or earlier.before
                     texts = (*(earlier.texts if earlier else ()), *texts)
                     names |= earlier.names if earlier else frozenset()
-                sources[name] = _Source(names, texts, before, number)
+                sources[name] = _BindingSource(names, texts, before, number)
     return list(read), sources, called
 
 
 def _kept(
     name: str,
-    bound: Bound,
-    source: _Source,
-    cells: Sequence[Cell],
+    bound: BoundName,
+    source: _BindingSource,
+    cells: Sequence[PythonCell],
     workspace: Workspace,
-    mark: Callable[[str], FileMark | None],
-    after: Mapping[str, Bound],
+    mark: Callable[[str], FileState | None],
+    after: Mapping[str, BoundName],
     most: int,
 ) -> Artifact:
     was = workspace.artifacts.get(f"{VALUE}{name}") if source.before or source.cell < 0 else None
@@ -344,15 +352,15 @@ def _kept(
     )
 
 
-def unbound(workspace: Workspace, names: Mapping[str, Bound], most: int) -> list[Stale]:
+def unbound(workspace: Workspace, names: Mapping[str, BoundName], most: int) -> list[InvalidateArtifacts]:
     """Return that values are not bound any more: their names are not among `names`, those that are, or are bound to
     what looks otherwise in a summary of at most `most` characters, as after going back to before that was bound."""
     values = {name: each for name, each in workspace.artifacts.items() if name.startswith(VALUE) and not each.stale}
     bound = {name: names.get(name.removeprefix(VALUE)) for name in values}
     lost = [name for name, now in bound.items() if now is None]
     other = [name for name, now in bound.items() if now is not None and not _is(values[name], now.outline, most)]
-    return [Stale(tuple(names), why) for names, why in ((lost, UNBOUND), (other, OTHERWISE)) if names]
+    return [InvalidateArtifacts(tuple(names), why) for names, why in ((lost, UNBOUND), (other, OTHERWISE)) if names]
 
 
-def _is(kept: Artifact, outline: Outline, most: int) -> bool:
+def _is(kept: Artifact, outline: ValueDescription, most: int) -> bool:
     return (kept.kind, kept.size, kept.summary) == (outline.kind, outline.size, one_line(outline.text, most))

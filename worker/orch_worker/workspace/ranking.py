@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from orch_protocol.core.workspace import Artifact
 
-from ..backends.offline.bm25 import Term, count, terms_of
+from ..backends.offline.bm25 import SearchTerm, count, terms_of
 
-__all__ = ["HEADING", "Told", "digest", "packed", "ranked", "relevance", "row", "told"]
+__all__ = ["HEADING", "WorkspaceText", "digest", "packed", "ranked", "relevance", "row", "told"]
 
 HEADING: Final = "# Objects at hand"
 _WHAT: Final = """\
@@ -45,7 +45,7 @@ LEAST: Final = 10
 """With less room than so many tokens, no row fits: the shortest have a name, a tool and a turn."""
 
 
-class Told(Struct, frozen=True):
+class WorkspaceText(Struct, frozen=True):
     """The text of a prompt part, "" when there is nothing to tell; and the names that it tells of, the first first."""
 
     text: str = ""
@@ -60,7 +60,7 @@ def told(
     size: Callable[[str], int],
     *,
     visible: Collection[str] = (),
-) -> Told:
+) -> WorkspaceText:
     """Return what the requests of the turn `turn`, which `prompt` began, are told of `workspace` in `budget` tokens.
 
     `size` says how many a text has. What does not fit with its summary is told without it, or left out. The results of
@@ -69,10 +69,10 @@ def told(
     return packed(ranked(workspace, prompt, turn, visible=visible), budget, size)
 
 
-def packed(artifacts: Sequence[Artifact], budget: int, size: Callable[[str], int]) -> Told:
+def packed(artifacts: Sequence[Artifact], budget: int, size: Callable[[str], int]) -> WorkspaceText:
     """Return what is told of `artifacts`, from the first one on, in `budget` tokens: each once, as far as it fits."""
     if not artifacts or budget <= 0:
-        return Told()
+        return WorkspaceText()
     # The digest is as long when all are told as when some are, but for a digit or two.
     left = budget - size(f"{HEADING}\n\n{_WHAT}\n\n{digest(artifacts, shown=len(artifacts))}\n") - 2
     rows: list[str] = []
@@ -88,9 +88,9 @@ def packed(artifacts: Sequence[Artifact], budget: int, size: Callable[[str], int
                 left -= cost
                 break
     if not rows:
-        return Told()
+        return WorkspaceText()
     head = f"{HEADING}\n\n{_WHAT}\n\n{digest(artifacts, shown=len(rows))}"
-    return Told("\n".join((head, *rows)), tuple(names))
+    return WorkspaceText("\n".join((head, *rows)), tuple(names))
 
 
 def ranked(workspace: Iterable[Artifact], prompt: str, turn: int, *, visible: Collection[str] = ()) -> list[Artifact]:
@@ -101,7 +101,7 @@ def ranked(workspace: Iterable[Artifact], prompt: str, turn: int, *, visible: Co
     return sorted(artifacts, key=lambda each: (-scores[each.name], -each.used, each.name))
 
 
-def relevance(artifact: Artifact, terms: Iterable[Term], turn: int, *, visible: bool = False) -> float:
+def relevance(artifact: Artifact, terms: Iterable[SearchTerm], turn: int, *, visible: bool = False) -> float:
     """Return how much `artifact` matters, from 0 to 1, and 1 more when it is pinned.
 
     It is less for one that is stale, and for a result that is `visible` in the conversation.
@@ -115,7 +115,7 @@ def relevance(artifact: Artifact, terms: Iterable[Term], turn: int, *, visible: 
     return score + PINNED * artifact.pinned
 
 
-def _overlap(artifact: Artifact, terms: Iterable[Term]) -> float:
+def _overlap(artifact: Artifact, terms: Iterable[SearchTerm]) -> float:
     """Return which part of `terms` is said of `artifact`, by weight."""
     said = " ".join(
         (artifact.name, artifact.kind, artifact.tool, *artifact.arguments.values(), artifact.summary)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from orch_protocol.core.workspace import Artifact, FileMark, Stale
+from orch_protocol.core.workspace import Artifact, FileState, InvalidateArtifacts
 
 from ..system.files import regular_open_regular
 
@@ -28,7 +28,7 @@ def relative(cwd: Path, path: str) -> str:
     return whole if inside.startswith("..") else inside
 
 
-def mark_of(cwd: Path, path: str) -> FileMark | None:
+def mark_of(cwd: Path, path: str) -> FileState | None:
     """Return the file at `path` as it is now, None when there is no such file."""
     try:
         there = os.stat(os.path.join(cwd, path))
@@ -37,24 +37,24 @@ def mark_of(cwd: Path, path: str) -> FileMark | None:
     if not stat.S_ISREG(there.st_mode):
         return None
     digest = _digest(cwd, path) if there.st_size <= MOST_HASHED else ""
-    return FileMark(relative(cwd, path), there.st_mtime_ns, there.st_size, digest)
+    return FileState(relative(cwd, path), there.st_mtime_ns, there.st_size, digest)
 
 
-def changed(cwd: Path, artifacts: Iterable[Artifact]) -> list[Stale]:
+def changed(cwd: Path, artifacts: Iterable[Artifact]) -> list[InvalidateArtifacts]:
     """Return which of `artifacts` were made from files that are not what they were, a step for each such file.
 
     A file that was only touched, or changed and changed back, is what it was: small ones are read to know that.
     """
-    users: dict[FileMark, list[str]] = {}
+    users: dict[FileState, list[str]] = {}
     for each in artifacts:
         if not each.stale:
             for mark in each.files:
                 users.setdefault(mark, []).append(each.name)
     found = ((mark, names, _why(cwd, mark)) for mark, names in users.items())
-    return [Stale(tuple(names), why) for _, names, why in found if why]
+    return [InvalidateArtifacts(tuple(names), why) for _, names, why in found if why]
 
 
-def _why(cwd: Path, mark: FileMark) -> str:
+def _why(cwd: Path, mark: FileState) -> str:
     try:
         there = os.stat(os.path.join(cwd, mark.path))
     except (OSError, ValueError):

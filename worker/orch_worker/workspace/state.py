@@ -8,7 +8,16 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.core.workspace import Artifact, Drop, Keep, Pin, Stale, Step, Steps, Touch
+from orch_protocol.core.workspace import (
+    Artifact,
+    DropArtifacts,
+    InvalidateArtifacts,
+    KeepArtifact,
+    PinArtifacts,
+    Step,
+    TouchArtifacts,
+    WorkspaceSteps,
+)
 
 __all__ = ["Workspace", "named", "pruned", "without"]
 
@@ -42,7 +51,7 @@ class Workspace:
     def take(self, data: Any) -> None:
         """Apply what an entry says; what cannot be read, because it is damaged or of a later version, says nothing."""
         try:
-            said = msgspec.convert(data, Steps)
+            said = msgspec.convert(data, WorkspaceSteps)
         except (msgspec.ValidationError, RecursionError):
             return
         for step in said.steps:
@@ -51,17 +60,17 @@ class Workspace:
     def apply(self, step: Step) -> None:
         """Take the next step."""
         match step:
-            case Keep(artifact, same):
+            case KeepArtifact(artifact, same):
                 self._keep(artifact, same=same)
-            case Touch(names, turn):
+            case TouchArtifacts(names, turn):
                 for each in self._there(names):
                     self.artifacts[each.name] = replace(each, used=max(each.used, turn))
-            case Stale(names, why):
+            case InvalidateArtifacts(names, why):
                 self._spoil(names, why)
-            case Pin(names, pinned):
+            case PinArtifacts(names, pinned):
                 for each in self._there(names):
                     self.artifacts[each.name] = replace(each, pinned=pinned)
-            case Drop(names):
+            case DropArtifacts(names):
                 for name in names:
                     self.artifacts.pop(name, None)
 
@@ -115,7 +124,7 @@ class Workspace:
         return next((each.name for each in self._there(artifact.deps) if each.stale), artifact.deps[0])
 
 
-def pruned(workspace: Workspace, turn: int, *, turns: int, bytes: int, count: int) -> tuple[Drop, ...]:
+def pruned(workspace: Workspace, turn: int, *, turns: int, bytes: int, count: int) -> tuple[DropArtifacts, ...]:
     """Return what is to be forgotten in the turn `turn`, with why.
 
     That is what was not used for `turns` turns; of the rest the largest, until they have at most `bytes` bytes
@@ -140,7 +149,7 @@ def pruned(workspace: Workspace, turn: int, *, turns: int, bytes: int, count: in
         (large, f"over {bytes:,} bytes together, and among the largest"),
         (oldest, f"over {count} of them, and not used for longest"),
     )
-    return tuple(Drop(tuple(names), why) for names, why in reasons if names)
+    return tuple(DropArtifacts(tuple(names), why) for names, why in reasons if names)
 
 
 def without(steps: Iterable[Step], gone: set[str]) -> tuple[Step, ...]:
@@ -148,7 +157,7 @@ def without(steps: Iterable[Step], gone: set[str]) -> tuple[Step, ...]:
     anew."""
     left: list[Step] = []
     for step in steps:
-        if isinstance(step, Keep):
+        if isinstance(step, KeepArtifact):
             gone.discard(step.artifact.name)
             deps = tuple(name for name in step.artifact.deps if name not in gone)
             left.append(replace(step, artifact=replace(step.artifact, deps=deps)))

@@ -14,28 +14,36 @@ from msgspec.structs import replace
 from orch_protocol.core.errors import ConfigError, StoreError
 from orch_protocol.core.messages import ToolUse
 from orch_protocol.core.taint import bits_in
-from orch_protocol.core.workspace import Artifact, Keep, Pin, Stale, Step, Touch, WorkspaceSpec
+from orch_protocol.core.workspace import (
+    Artifact,
+    InvalidateArtifacts,
+    KeepArtifact,
+    PinArtifacts,
+    Step,
+    TouchArtifacts,
+    WorkspaceSpec,
+)
 
 from ..session.transcript import Transcript, timestamp
 from ..tools.api.base import ToolContext
 from ..tools.dispatch.result_limits import text_in
-from ..tools.dispatch.toolbox import Outcome
+from ..tools.dispatch.toolbox import CallOutcome
 from ..tools.python.namespace import Namespace
 from .capture import WRITES, artifact_of, first_path, handle_in, handle_of, paths_read
 from .describe_value import is_ours, outline
-from .python_cells import Bound, Cell, steps_of, unbound
-from .ranking import Told, told
+from .python_cells import BoundName, PythonCell, steps_of, unbound
+from .ranking import WorkspaceText, told
 from .source_files import changed, mark_of, relative
 from .state import Workspace, named, pruned
 
-__all__ = ["Workbench"]
+__all__ = ["WorkspaceSession"]
 
 LOOK_SECONDS: Final = 1.0
 MOST_NAMES: Final = 500
 WRITTEN: Final = "{path} was written by {tool} in turn {turn}"
 
 
-class Workbench:
+class WorkspaceSession:
     """What the agent whose `transcript` that is has at hand, as `spec` says; its tools know `context`.
 
     `size` says how many tokens a text has.
@@ -52,8 +60,8 @@ class Workbench:
         self._workspace, self._taken = Workspace(), 0
         self._said_of: list[object] | None = None
         """What the workspace is the fold of, up to so many."""
-        self._pending: list[tuple[ToolUse, Outcome, str]] = []
-        self._names: dict[str, Bound] = {}
+        self._pending: list[tuple[ToolUse, CallOutcome, str]] = []
+        self._names: dict[str, BoundName] = {}
         """What run_python had bound when it last ran, in this process."""
 
     @property
@@ -76,7 +84,7 @@ class Workbench:
         """What comes from now on does so in the query `query`, which asked `prompt`."""
         self._query, self._prompt, self._said = query, prompt, None
 
-    def took(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome], shown: Sequence[str]) -> None:
+    def took(self, calls: Sequence[ToolUse], outcomes: Sequence[CallOutcome], shown: Sequence[str]) -> None:
         """Take in what the calls of a step came to: whole, and as the model is shown it."""
         self._said = None
         self._pending += zip(calls, outcomes, shown, strict=True)
@@ -124,7 +132,7 @@ class Workbench:
         )
         return self.told().text
 
-    def told(self) -> Told:
+    def told(self) -> WorkspaceText:
         """Return what a request is told of what there is."""
         view = self._transcript.session.view
         visible = {
@@ -143,7 +151,7 @@ class Workbench:
             there = ", ".join(names or list(self.workspace.artifacts)[-8:]) or "nothing"
             why = "may be any of" if names else "is none of what there is:"
             raise ConfigError(f"{name!r} {why} {there}")
-        self._record([Pin((names[0],), pinned)])
+        self._record([PinArtifacts((names[0],), pinned)])
         self._said = None
         return self.workspace.artifacts[names[0]]
 
@@ -151,15 +159,15 @@ class Workbench:
         if steps := tuple(steps):
             self._transcript.workspace(steps, self._query)
 
-    def _look(self) -> dict[str, Bound]:
+    def _look(self) -> dict[str, BoundName]:
         """Return what the names are bound to. In the thread of the loop: nobody else binds any meanwhile."""
         bound = list(self._context.own(Namespace).bound().items())[:MOST_NAMES]
-        return {name: Bound(id(value), outline(value), is_ours(value)) for name, value in bound}
+        return {name: BoundName(id(value), outline(value), is_ours(value)) for name, value in bound}
 
     # In a thread.
 
     def _found(
-        self, pending: Sequence[tuple[ToolUse, Outcome, str]], after: dict[str, Bound], *, looks: bool
+        self, pending: Sequence[tuple[ToolUse, CallOutcome, str]], after: dict[str, BoundName], *, looks: bool
     ) -> list[Step]:
         """Return what calls came to, and, if it `looks`, which files are not what they were."""
         steps = self._steps(pending, after) if pending else []
@@ -171,16 +179,16 @@ class Workbench:
             now.apply(step)
         return [*steps, *changed(self._cwd, [each for each in now if each.files and not each.stale])]
 
-    def _steps(self, pending: Sequence[tuple[ToolUse, Outcome, str]], after: dict[str, Bound]) -> list[Step]:
+    def _steps(self, pending: Sequence[tuple[ToolUse, CallOutcome, str]], after: dict[str, BoundName]) -> list[Step]:
         """Return what calls came to, one after the other."""
         workspace = Workspace()
         workspace.artifacts = dict(self.workspace.artifacts)
         steps: list[Step] = []
-        cells: list[Cell] = []
+        cells: list[PythonCell] = []
         for call, outcome, shown in pending:
             if call.name == "run_python" and outcome.ran:
                 code = str(call.input.get("code", ""))
-                cells.append(Cell(code, self._origin(call, outcome), not outcome.result.is_error))
+                cells.append(PythonCell(code, self._origin(call, outcome), not outcome.result.is_error))
             else:
                 found = self._of(call, outcome, shown, workspace)
                 for step in found:
@@ -192,7 +200,7 @@ class Workbench:
             self._names = after
         return steps
 
-    def _of(self, call: ToolUse, outcome: Outcome, shown: str, workspace: Workspace) -> list[Step]:
+    def _of(self, call: ToolUse, outcome: CallOutcome, shown: str, workspace: Workspace) -> list[Step]:
         """Return what one call came to."""
         if not outcome.ran or outcome.result.is_error:
             return []
@@ -200,9 +208,9 @@ class Workbench:
         for path in {*outcome.files_changed, *([first_path(call.input)] if call.name in WRITES else [])}:
             there = relative(self._cwd, path)
             if users := tuple(each.name for each in workspace if any(mark.path == there for mark in each.files)):
-                steps.append(Stale(users, WRITTEN.format(path=there, tool=call.name, turn=self.turn)))
+                steps.append(InvalidateArtifacts(users, WRITTEN.format(path=there, tool=call.name, turn=self.turn)))
         if handle := handle_of(call.name, call.input):
-            steps.append(Touch(tuple(each.name for each in workspace if each.handle == handle), self.turn))
+            steps.append(TouchArtifacts(tuple(each.name for each in workspace if each.handle == handle), self.turn))
         if not self._spec.capture_results:
             return steps
         whole = text_in(outcome.result)
@@ -228,9 +236,9 @@ class Workbench:
         if kept.kind == "file" and files:
             kept = replace(kept, size=files[0].size)  # what was shown of it may be a part
         same = before is not None and bool(files) and files == before.files
-        return [*steps, Keep(kept, same)]
+        return [*steps, KeepArtifact(kept, same)]
 
-    def _origin(self, call: ToolUse, outcome: Outcome) -> Artifact:
+    def _origin(self, call: ToolUse, outcome: CallOutcome) -> Artifact:
         """Return what is to be said of whatever `call` brings."""
         return Artifact(
             "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 
 from orch_protocol.agent.spec import QueueMode
-from orch_protocol.services.requests import Ref
+from orch_protocol.services.requests import AgentRef
 from orch_protocol.services.steering_queue import (
     CLEAR_QUEUE,
     SET_QUEUE,
@@ -29,7 +29,7 @@ class AsyncAgentQueue:
 
     async def list(self) -> builtins.list[Queued]:
         """Return the queued messages in delivery order: steering messages, then follow-ups."""
-        shown = await self._call(SHOW_QUEUE, Ref(self._id))
+        shown = await self._call(SHOW_QUEUE, AgentRef(self._id))
         return list(shown.waiting)
 
     async def clear(self, *ids: str) -> builtins.list[Queued]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orch_protocol.core.workspace import Arranged, ArrangeWorkspace, ShowWorkspace, WorkspaceShown
+from orch_protocol.core.workspace import ChangeWorkspace, ShowWorkspace, WorkspaceChanged, WorkspaceShown
 from orch_protocol.services.resources import CHANGE_WORKSPACE, SHOW_WORKSPACE
 
 from .service_call import ServiceCall
@@ -29,19 +29,19 @@ class AsyncAgentWorkspace:
 
         Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError.
         """
-        return (await self._arrange(ArrangeWorkspace(self._id, pin=names))).pinned
+        return (await self._arrange(ChangeWorkspace(self._id, pin=names))).pinned
 
     async def unpin(self, *names: str) -> tuple[str, ...]:
         """Undo `pin`; return the objects' full names."""
-        return (await self._arrange(ArrangeWorkspace(self._id, unpin=names))).unpinned
+        return (await self._arrange(ChangeWorkspace(self._id, unpin=names))).unpinned
 
     async def prune(self, *names: str, turns: int | None = None, bytes: int | None = None) -> tuple[str, ...]:
         """Remove the objects `names`; without names, those that the workspace rules remove. Return their names.
 
         `turns` (without use) and `bytes` (of all objects) replace the configured limits. Raises as `pin` does.
         """
-        request = ArrangeWorkspace(self._id, drop=names, prune=not names, turns=turns, bytes=bytes)
+        request = ChangeWorkspace(self._id, drop=names, prune=not names, turns=turns, bytes=bytes)
         return (await self._arrange(request)).dropped
 
-    async def _arrange(self, request: ArrangeWorkspace) -> Arranged:
+    async def _arrange(self, request: ChangeWorkspace) -> WorkspaceChanged:
         return await self._call(CHANGE_WORKSPACE, request)

@@ -11,12 +11,12 @@ from orch_protocol.services.recall import (
     READ_ARCHIVE,
     SEARCH_ARCHIVE,
     ArchiveRow,
-    Hit,
     ListArchives,
-    Prune,
-    Pruned,
+    PruneArchives,
+    PrunedArchives,
     ReadArchive,
     SearchArchive,
+    SearchHit,
 )
 
 from .service_call import ServiceCall
@@ -34,7 +34,7 @@ class AsyncArchives:
         """Return the archives of agent `ref` and its descendants in creation order; None returns all archives."""
         return await self._call(LIST_ARCHIVES, ListArchives(_text(ref)))
 
-    async def search(self, query: str, *, ref: str | int | None = None, limit: int = 10) -> builtins.list[Hit]:
+    async def search(self, query: str, *, ref: str | int | None = None, limit: int = 10) -> builtins.list[SearchHit]:
         """Return up to `limit` passages in archives that contain `query` or resemble it, best match first.
 
         `ref` restricts the search to archives of that agent and its descendants.
@@ -48,14 +48,14 @@ class AsyncArchives:
         """
         return await self._call(READ_ARCHIVE, ReadArchive(id, first, last))
 
-    async def prune(self, *, older: float | str, ref: str | int | None = None, dry_run: bool = False) -> Pruned:
+    async def prune(self, *, older: float | str, ref: str | int | None = None, dry_run: bool = False) -> PrunedArchives:
         """Delete archives older than `older` (seconds, or a duration such as "30d") permanently.
 
         `ref` restricts this to one agent and its descendants. With `dry_run` nothing is deleted; the result says what
         would be. The processes of idle agents are stopped. Agents that are running a turn keep their archives and are
         listed in `busy`. Raises ConfigError, StoreError.
         """
-        return await self._call(PRUNE_ARCHIVES, Prune(older, _text(ref), dry_run))
+        return await self._call(PRUNE_ARCHIVES, PruneArchives(older, _text(ref), dry_run))
 
 
 def _text(ref: str | int | None) -> str | None:

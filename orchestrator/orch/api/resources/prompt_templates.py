@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 
-from ...resources.prompt_templates import PromptTemplate, Templates
+from ...resources.prompt_templates import PromptTemplate, TemplateCatalog
 
 __all__ = ["PromptTemplates"]
 
@@ -12,7 +12,7 @@ __all__ = ["PromptTemplates"]
 class PromptTemplates:
     """Configured and registered prompt templates."""
 
-    def __init__(self, templates: Templates) -> None:
+    def __init__(self, templates: TemplateCatalog) -> None:
         self._templates = templates
 
     def list(self) -> builtins.list[PromptTemplate]:

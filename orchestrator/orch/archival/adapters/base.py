@@ -10,7 +10,7 @@ import msgspec
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Block, Message, Text
-from orch_worker.conversation.tokens import PLAIN, Ratios
+from orch_worker.conversation.tokens import PLAIN, CharsPerToken
 
 __all__ = [
     "FORMAT",
@@ -35,7 +35,7 @@ class Format(Protocol):
     name: str
     provider: str
     """Whose own blocks these messages may have."""
-    ratios: Ratios
+    ratios: CharsPerToken
     alone: tuple[type, ...]
     """Blocks that are a message of their own here."""
 
@@ -176,7 +176,7 @@ def restore(written: Any, change: Any) -> Any:
 class _Own:
     name = "orch"
     provider = ""
-    ratios: Ratios = PLAIN
+    ratios: CharsPerToken = PLAIN
     alone: tuple[type, ...] = ()
 
     def read(self, raw: Any) -> Message:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.core.archives import ArchiveKind
 from orch_protocol.core.messages import Message, StopReason
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.conversation.turns import Turn, groups_of, is_answered, is_unfinished, turns_of
 
 from ...config.archival_profiles import Rules
@@ -114,7 +114,7 @@ def turns_to_archive(
     rules: Rules,
     trigger: TriggerConfig,
     prices: Prices,
-    estimator: Estimator,
+    estimator: TokenEstimator,
     *,
     depth: int = 0,
 ) -> list[ArchiveRange]:
@@ -283,7 +283,7 @@ def _is_over(view: ConversationView, turn: Turn) -> bool:
 
 
 def _triggered(
-    view: ConversationView, turns: Sequence[Turn], trigger: TriggerConfig, estimator: Estimator, depth: int
+    view: ConversationView, turns: Sequence[Turn], trigger: TriggerConfig, estimator: TokenEstimator, depth: int
 ) -> list[ArchiveRange]:
     found = []
     for turn in turns:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.core.messages import Message, StopReason
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.conversation.turns import calls_of, is_unfinished
 
 __all__ = ["TriggerDecision", "TurnFacts", "decide", "facts_of"]
@@ -35,7 +35,7 @@ class TriggerDecision(Struct, frozen=True):
 
 def facts_of(
     messages: Sequence[Message],
-    estimator: Estimator,
+    estimator: TokenEstimator,
     *,
     stop_reason: StopReason | None = None,
     depth: int = 0,

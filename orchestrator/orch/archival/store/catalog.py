@@ -12,7 +12,7 @@ from msgspec import Struct
 from orch_protocol.core.archives import ArchiveKind, Span
 from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError
 from orch_protocol.core.messages import Message
-from orch_protocol.core.taint import Mark
+from orch_protocol.core.taint import TaintLabel
 from orch_worker.conversation.receipt import Receipt
 from orch_worker.conversation.stubs import holders_in, is_summary
 
@@ -55,7 +55,7 @@ class ArchiveRecord(Struct, frozen=True, omit_defaults=True):
     spans: tuple[Span, ...] = ()
     own: tuple[Span, ...] = ()
     deleted: str = ""
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
 
 
 class StoredMessage(Struct, frozen=True):

@@ -16,12 +16,12 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.archives import Collapse, Span, Upgrade
+from orch_protocol.core.archives import Collapse, RecordUpgrade, Span
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Block, Message, Text
-from orch_protocol.core.taint import bare
-from orch_protocol.core.workspace import WORKSPACE, Keep, Steps
-from orch_protocol.hooks.stages import ACTED, Acted
+from orch_protocol.core.taint import without_sources
+from orch_protocol.core.workspace import WORKSPACE, KeepArtifact, WorkspaceSteps
+from orch_protocol.hooks.stages import ACTED, HookActions
 from orch_protocol.session.entries import (
     ArchiveEntry,
     CompactionEntry,
@@ -36,7 +36,7 @@ from orch_protocol.session.entries import (
 )
 from orch_worker.conversation.stubs import holder_of, holders_in, marker, stub_text
 from orch_worker.session.log.append_log import scan
-from orch_worker.session.log.atomic_rewrite import Rewriting, rewriting
+from orch_worker.session.log.atomic_rewrite import LogRewrite, rewriting
 from orch_worker.session.log_reader import MESSAGES, digest, read_spans
 from orch_worker.tools.values.store import HANDLE
 
@@ -146,7 +146,7 @@ def rewritten(ledger: SessionArchives, going: Doomed, when: str) -> set[bytes]:
     return handles
 
 
-def _check(ledger: SessionArchives, new: Rewriting) -> None:
+def _check(ledger: SessionArchives, new: LogRewrite) -> None:
     """Raise StoreError unless the new file shows the same conversation and knows the same archives."""
     other = SessionArchives(ledger.folder, new.path.name)
     other.catch_up()
@@ -159,7 +159,7 @@ class _Copy:
     """One walk through the old file, line by line, that writes the new one."""
 
     def __init__(
-        self, ledger: SessionArchives, going: Doomed, when: str, file: BinaryIO, new: Rewriting, handles: set[bytes]
+        self, ledger: SessionArchives, going: Doomed, when: str, file: BinaryIO, new: LogRewrite, handles: set[bytes]
     ) -> None:
         self._going = going
         self._when = when
@@ -258,7 +258,7 @@ class _Copy:
         entry = _marks.decode(object)
         if entry.deleted or not self._silent.get(entry.turn):
             return None
-        return msgspec.structs.replace(entry, marks=bare(entry.marks), deleted=self._when)
+        return msgspec.structs.replace(entry, marks=without_sources(entry.marks), deleted=self._when)
 
     def _phase(self, object: bytes, _: int) -> PhaseEntry | None:
         entry = _phase.decode(object)
@@ -277,19 +277,19 @@ class _Copy:
         from orch_worker.workspace.state import without
 
         try:
-            said = msgspec.convert(entry.data, Steps)
+            said = msgspec.convert(entry.data, WorkspaceSteps)
         except (msgspec.ValidationError, RecursionError):
             return None  # another's, in a session that came from elsewhere
         if self._silent.get(said.query):
-            self._not_at_hand.update(step.artifact.name for step in said.steps if isinstance(step, Keep))
-            left = Steps(said.query, deleted=said.deleted or self._when)
+            self._not_at_hand.update(step.artifact.name for step in said.steps if isinstance(step, KeepArtifact))
+            left = WorkspaceSteps(said.query, deleted=said.deleted or self._when)
         else:
             left = msgspec.structs.replace(said, steps=without(said.steps, self._not_at_hand))
         return msgspec.structs.replace(entry, data=msgspec.to_builtins(left)) if left != said else None
 
     def _acted(self, entry: Custom) -> Custom | None:
         """Forget why hooks failed in a turn that is deleted: that may say what was said."""
-        acted = Acted.of(entry.data)
+        acted = HookActions.of(entry.data)
         if acted is None or acted.deleted or acted.turn not in self._losing:
             return None
         acts = tuple(msgspec.structs.replace(each, error="deleted" if each.error else "") for each in acted.acts)
@@ -313,7 +313,7 @@ class _Copy:
         if not when or old.holder in self._told:
             return None
         stub = self._stub(old.holder)
-        return msgspec.structs.replace(entry, upgrade=Upgrade(old.holder, stub, old.at_once))
+        return msgspec.structs.replace(entry, upgrade=RecordUpgrade(old.holder, stub, old.at_once))
 
     def _moved(self, collapse: Collapse) -> Collapse:
         """Return `collapse` with its messages where they stand now, and what they hash to."""

@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from orch_protocol.core.text import scrub
-from orch_protocol.services.recall import Hit
-from orch_worker.backends.offline.bm25 import Source, rank, terms_of
+from orch_protocol.services.recall import SearchHit
+from orch_worker.backends.offline.bm25 import SourceText, rank, terms_of
 
 from .catalog import ArchiveRecord, SearchableCatalog
 from .index import Index, passage, remove_index, words_of
@@ -46,7 +46,7 @@ class Search:
         if self._index is not None and record.number in self._index.missing(self._archive.order)[:1]:
             self._index.add(record.number, record.id, self._archive.texts(record))
 
-    def search(self, query: str, limit: int, among: Container[str] | None = None) -> list[Hit]:
+    def search(self, query: str, limit: int, among: Container[str] | None = None) -> list[SearchHit]:
         """Return up to `limit` places for `query`, those that hold all of it first.
 
         With `among` only archives with these ids are searched.
@@ -70,7 +70,7 @@ class Search:
         """Yield of each of `stages` the archives whose ids are `among` these."""
         return ([number for number in numbers if self._archive.numbered(number).id in among] for numbers in stages)
 
-    def passages(self, question: str, among: Container[str], limit: int) -> list[Hit]:
+    def passages(self, question: str, among: Container[str], limit: int) -> list[SearchHit]:
         """Return up to `limit` passages of the archives `among` (ids) that may answer `question`, the best first.
 
         Unlike `search` this weighs words: what few archives say counts most.
@@ -78,7 +78,7 @@ class Search:
         *_, numbers = self._opened().stages(question, MOST_ARCHIVES) if question.strip() else [[]]
         records = [record for record in map(self._archive.numbered, numbers) if record.id in among]
         sources = {
-            f"{record.id} {place}": (Source(f"{record.id} {place}", text), record, place)
+            f"{record.id} {place}": (SourceText(f"{record.id} {place}", text), record, place)
             for record in records[:MOST_READ]
             for place, text in enumerate(self._archive.texts(record))
             if text and (record.kind != "turn" or place >= record.prompts)  # to be asked the same is no answer
@@ -87,7 +87,7 @@ class Search:
         hits = []
         for found in ranked[:limit]:
             _, record, place = sources[found.label]
-            hits.append(Hit(record.id, self._archive.entry(record, place), found.text, False, record.task))
+            hits.append(SearchHit(record.id, self._archive.entry(record, place), found.text, False, record.task))
         return hits
 
     def _opened(self) -> Index:
@@ -98,7 +98,7 @@ class Search:
             self._index.add(number, record.id, self._archive.texts(record))
         return self._index
 
-    def _exact(self, records: Iterable[ArchiveRecord], query: str, limit: int) -> list[Hit]:
+    def _exact(self, records: Iterable[ArchiveRecord], query: str, limit: int) -> list[SearchHit]:
         """Return places in `records` where `query` stands letter by letter, at most `limit`.
 
         The best place of each archive comes before the second one of any.
@@ -121,11 +121,11 @@ class Search:
         prompts = record.prompts if record.kind == "turn" else 0
         return sorted(found, key=lambda each: each[0] < prompts)[:PLACES]
 
-    def _hit(self, record: ArchiveRecord, place: int, text: str, query: str) -> Hit:
+    def _hit(self, record: ArchiveRecord, place: int, text: str, query: str) -> SearchHit:
         found = passage(text, query)
-        return Hit(record.id, self._archive.entry(record, place), found[0] if found else "", True, record.task)
+        return SearchHit(record.id, self._archive.entry(record, place), found[0] if found else "", True, record.task)
 
-    def _near(self, stages: Iterable[list[int]], query: str, limit: int) -> list[Hit]:
+    def _near(self, stages: Iterable[list[int]], query: str, limit: int) -> list[SearchHit]:
         """Return places that resemble `query`: those that hold all of it in another case, then by how much they do."""
         found: list[tuple[int, ArchiveRecord, int, str]] = []
         seen: set[int] = set()
@@ -138,7 +138,7 @@ class Search:
                 break
         best = sorted(found, key=lambda each: -each[0])[:limit]
         return [
-            Hit(record.id, self._archive.entry(record, place), text, False, record.task)
+            SearchHit(record.id, self._archive.entry(record, place), text, False, record.task)
             for _, record, place, text in best
         ]
 

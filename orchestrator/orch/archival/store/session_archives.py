@@ -19,8 +19,8 @@ from msgspec import Struct
 from orch_protocol.core.archives import Collapse, Span
 from orch_protocol.core.errors import DamagedError, StoreError
 from orch_protocol.core.messages import Message, assistant, user
-from orch_protocol.core.taint import Mark
-from orch_protocol.core.taint import joined as joined_marks
+from orch_protocol.core.taint import TaintLabel
+from orch_protocol.core.taint import join_labels as joined_marks
 from orch_protocol.session.entries import (
     ArchiveEntry,
     BranchSummary,
@@ -34,11 +34,11 @@ from orch_protocol.session.entries import (
 )
 from orch_worker.context.holder_query import said
 from orch_worker.conversation.stubs import holders_in, is_brief, marker, stub_text, stubs_in
-from orch_worker.session.entry_tree import Lineage
-from orch_worker.session.log.record_format import Chain, unseal
+from orch_worker.session.entry_tree import EntryTree
+from orch_worker.session.log.record_format import ChecksumChain, unseal
 from orch_worker.session.log_reader import MESSAGES, entries_in, lines_in, messages_in, read_spans
 from orch_worker.session.transcript import NAME
-from orch_worker.session.visible_messages import View
+from orch_worker.session.visible_messages import VisibleMessages
 
 from .catalog import ArchiveRecord, SearchableCatalog, StoredMessage
 from .index import message_text
@@ -103,7 +103,7 @@ class SessionArchives(SearchableCatalog):
         """Know nothing any more; the next `catch_up` reads all of the file."""
         self.records.clear()
         self.order.clear()
-        self.view: View[LineRange] = View()
+        self.view: VisibleMessages[LineRange] = VisibleMessages()
         # Behind the last whole append: the offset, the number and checksum of its last line, and how that ends, which
         # by its checksum stands for all before it.
         self._end, self._seq, self._checksum, self._seen = 0, 0, 0, b""
@@ -111,7 +111,7 @@ class SessionArchives(SearchableCatalog):
         # Whether the conversation has gone back somewhere, so that what it shows is not known; and, while the file is
         # read again for that, what is known of its entries beforehand, and how many of them there were so far.
         self._astray, self._trail, self._place = False, _PathTracker(bytearray(), {}), 0
-        self._marks: tuple[Mark, ...] = ()  # so far, on whichever branch
+        self._marks: tuple[TaintLabel, ...] = ()  # so far, on whichever branch
         self.forgotten: dict[str, str] = {}
         """When the answers of turns were deleted, by query id, of those that were."""
         self.summaries: dict[int, str] = {}
@@ -151,7 +151,7 @@ class SessionArchives(SearchableCatalog):
 
     def _retrace(self, file: BinaryIO) -> None:
         """Read all of the file again, once to find the path to its last entry, once to follow that."""
-        lineage, lost = Lineage(), dict[int, str]()
+        lineage, lost = EntryTree(), dict[int, str]()
 
         def trace(_start: int, _end: int, line: bytes | None) -> None:
             link = _linked(line)
@@ -171,7 +171,7 @@ class SessionArchives(SearchableCatalog):
 
     def _read(self, file: BinaryIO, take: Callable[[int, int, bytes | None], None]) -> None:
         start = end = file.seek(self._end)
-        chain = Chain(self._seq, self._checksum)
+        chain = ChecksumChain(self._seq, self._checksum)
         # Of an append that is not over: where each line begins and ends, and the object on it, None on a damaged one.
         waiting: list[tuple[int, int, bytes | None]] = []
         for line in file:

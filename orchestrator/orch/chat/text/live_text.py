@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from .markdown import Markdown, Plain
 from .styled_text import Piece, cells, cleaned
 
-__all__ = ["Sheet"]
+__all__ = ["LiveText"]
 
 WIDTH = 80
 LONGEST = 100_000
 """A longer line is no paragraph: it is shown as it is."""
 
 
-class Sheet:
+class LiveText:
     """Takes what the agent says as it comes, which `form` gives its shape; `take` gives the lines that are complete
     since, `live` is what is under way. Notes stand before that: they part nothing that is being said."""
 

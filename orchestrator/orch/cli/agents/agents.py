@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...render import terminal
-from ...render.terminal import dump
+from ...render.terminal import to_json
 from .. import command
-from ..command import Verb
+from ..command import Command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,18 +33,18 @@ def _list_arguments(parser: ArgumentParser) -> None:
 def _list(arguments: Namespace) -> int:
     rows = Connection().call("list", {"all": arguments.all, "runs": arguments.runs or not arguments.json})
     if arguments.json:
-        print(dump([{key: row[key] for key in ROW} for row in rows]))
+        print(to_json([{key: row[key] for key in ROW} for row in rows]))
     else:
         there = command.without_deleted(rows)
-        print(terminal.tree(there) if arguments.tree else terminal.table(there))
+        print(terminal.agent_tree(there) if arguments.tree else terminal.agent_table(there))
     return 0
 
 
 def _show_arguments(parser: ArgumentParser) -> None:
-    command.ref(parser)
+    command.agent_argument(parser)
     parser.add_argument("--prompt", action="store_true", help="what its next request says besides the conversation")
     parser.add_argument(
-        "--messages", type=command.whole, default=20, metavar="N", help="how much of what was said (20)"
+        "--messages", type=command.non_negative_int, default=20, metavar="N", help="how much of what was said (20)"
     )
 
 
@@ -53,10 +53,10 @@ def _show(arguments: Namespace) -> int:
         from ...render.prompts import page
 
         prompt = Connection().call("prompt", {"ref": arguments.ref})
-        command.say(arguments, prompt, page(prompt) if not arguments.json else "")
+        command.print_result(arguments, prompt, page(prompt) if not arguments.json else "")
         return 0
     shown = Connection().call("show", {"ref": arguments.ref, "messages": arguments.messages})
-    command.say(arguments, shown, terminal.agent(shown) if not arguments.json else "")
+    command.print_result(arguments, shown, terminal.agent_page(shown) if not arguments.json else "")
     return 0
 
 
@@ -68,15 +68,15 @@ def _kill_arguments(parser: ArgumentParser) -> None:
 
 def _kill(arguments: Namespace) -> int:
     if not arguments.refs and not arguments.all:
-        raise Failure("UsageError", "say which agents to kill, or --all; see: orch list", 2)
+        raise CommandError("UsageError", "say which agents to kill, or --all; see: orch list", 2)
     params = {"refs": arguments.refs, "all": arguments.all, "dry_run": arguments.dry_run}
     killed = Connection().call("kill", params)
-    command.say(arguments, killed, "\n".join(killed["ids"]))
+    command.print_result(arguments, killed, "\n".join(killed["ids"]))
     return 0
 
 
 def _resume_arguments(parser: ArgumentParser) -> None:
-    command.ref(parser)
+    command.agent_argument(parser)
     parser.add_argument(
         "--credentials", action="store_true", help="use this shell's model keys and addresses for it from now on"
     )
@@ -91,7 +91,7 @@ def _resume(arguments: Namespace) -> int:
     if arguments.credentials or arguments.all:
         params |= {"credentials": arguments.credentials, "all": arguments.all}
     row = Connection().call("resume", params)
-    command.say(arguments, {key: row[key] for key in ROW}, row["id"])
+    command.print_result(arguments, {key: row[key] for key in ROW}, row["id"])
     return 0
 
 
@@ -101,12 +101,12 @@ def _budget_arguments(parser: ArgumentParser) -> None:
 
 def _budget(arguments: Namespace) -> int:
     shown = Connection().call("budget", {"change": command.budget(arguments)})
-    command.say(arguments, shown, terminal.budget(shown))
+    command.print_result(arguments, shown, terminal.budget(shown))
     return 0
 
 
 def _narrow_arguments(parser: ArgumentParser) -> None:
-    command.ref(parser)
+    command.agent_argument(parser)
     parser.add_argument(
         "--tools", metavar="A,B", required=True, help="what it keeps: tools it has, categories of tools; nothing: ''"
     )
@@ -114,37 +114,39 @@ def _narrow_arguments(parser: ArgumentParser) -> None:
 
 def _narrow(arguments: Namespace) -> int:
     row = Connection().call("narrow", {"ref": arguments.ref, "tools": command.names(arguments.tools)})
-    command.say(arguments, {key: row[key] for key in ("id", "tools")}, " ".join(row["tools"]))
+    command.print_result(arguments, {key: row[key] for key in ("id", "tools")}, " ".join(row["tools"]))
     return 0
 
 
 VERBS = {
-    "list": Verb(
+    "list": Command(
         "List agents, oldest first; agents of programs show the name of their run.",
         "orch list --tree",
         _list_arguments,
         _list,
     ),
-    "show": Verb("Show one agent and the end of its conversation.", "orch show 1 --messages 5", _show_arguments, _show),
-    "kill": Verb(
+    "show": Command(
+        "Show one agent and the end of its conversation.", "orch show 1 --messages 5", _show_arguments, _show
+    ),
+    "kill": Command(
         "End agents and everything below them, and print their ids. Their transcripts stay.",
         "orch kill --all --dry-run",
         _kill_arguments,
         _kill,
     ),
-    "resume": Verb(
+    "resume": Command(
         "Let a killed or failed agent answer again, or let any agent spend more or use this shell's keys.",
         "orch resume 1 --max-cost 2.50",
         _resume_arguments,
         _resume,
     ),
-    "budget": Verb(
+    "budget": Command(
         "Show what all agents together may use and did, or let them use more, also while they work.",
         "orch budget --max-cost 20 --max-tokens none",
         _budget_arguments,
         _budget,
     ),
-    "narrow": Verb(
+    "narrow": Command(
         "Let an agent keep these of its tools only, and everybody below it no more than that, for good. Prints them.",
         "orch narrow 1 --tools read_file,git",
         _narrow_arguments,

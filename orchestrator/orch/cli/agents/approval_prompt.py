@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...render import terminal as render
 from ...render.approvals import WAYS
 from . import controlling_terminal
-from .controlling_terminal import NobodyToAsk
+from .controlling_terminal import NoTerminalError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...client.connection import Connection, OnEvent
-    from .controlling_terminal import Reach
+    from .controlling_terminal import TerminalAccess
 
 __all__ = [
     "VARIABLE",
@@ -69,18 +69,18 @@ def approve_argument(parser: Any) -> None:
     )
 
 
-def choose_approval(flag: str | None, variable: str | None, *, json: bool, reach: Reach) -> Approval:
+def choose_approval(flag: str | None, variable: str | None, *, json: bool, reach: TerminalAccess) -> Approval:
     """Return how to answer, from `--approve`, `ORCH_APPROVE`, `--json` and whether a terminal can be reached.
 
     Raises Failure for an unknown value, and for `--approve ask` without a terminal.
     """
     chosen = flag or variable or None
     if chosen is not None and chosen not in MODES:
-        raise Failure("ConfigError", f"{VARIABLE}={chosen!r} is not valid: use ask, deny or auto", 2)
+        raise CommandError("ConfigError", f"{VARIABLE}={chosen!r} is not valid: use ask, deny or auto", 2)
     if chosen in ("deny", "auto"):
         return Approval(chosen)
     if flag == "ask" and reach == "none":
-        raise Failure("ConfigError", "--approve ask needs a terminal: use --approve deny or --approve auto", 2)
+        raise CommandError("ConfigError", "--approve ask needs a terminal: use --approve deny or --approve auto", 2)
     if json and flag != "ask":
         return Approval("deny", _notice("json" if reach == "foreground" else reach))
     if reach == "none":
@@ -101,7 +101,7 @@ def approval_of(arguments: Namespace, env: Mapping[str, str] = os.environ) -> Ap
 def print_notice(approval: Approval, *, json: bool) -> None:
     """Print on stderr that nobody can be asked, if so; with `json` as an object."""
     if approval.notice:
-        print(render.dump({"notice": approval.notice}) if json else f"orch: {approval.notice}", file=sys.stderr)
+        print(render.to_json({"notice": approval.notice}) if json else f"orch: {approval.notice}", file=sys.stderr)
 
 
 class Approver:
@@ -127,13 +127,13 @@ class Approver:
         said: dict[str, Any] = {"id": event["id"], "allow": False}
         try:
             scope = "once" if self._mode == "auto" else scope_of(event)
-        except NobodyToAsk:
+        except NoTerminalError:
             said["unasked"] = True
         else:
             said |= {"allow": scope is not None, "scope": scope or "once"}
         answered = self._connection.call("answer", said)
         if not answered["taken"]:
-            _say(f"that did not count: {render.line(answered['note'])}")
+            _say(f"that did not count: {render.truncate_line(answered['note'])}")
         elif self._mode == "auto":
             _say("let through: " + "; ".join(_lines(event)))
 
@@ -143,7 +143,7 @@ class Approver:
 
 
 def scope_of(event: dict[str, Any]) -> str | None:
-    """Ask the user on the controlling terminal; return the scope of a yes, None for a no. Raises NobodyToAsk."""
+    """Ask the user on the controlling terminal; return the scope of a yes, None for a no. Raises NoTerminalError."""
     is_plan = event["tool"] == "exit_plan_mode"
     choices, scopes = (PLAN_CHOICES, {"y": "once"}) if is_plan else (CHOICES, SCOPES)
     question = "\r\x1b[K" + "\n".join(f"  {line}" for line in _lines(event)) + f"\n{choices}"

@@ -14,9 +14,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    Reach = Literal["foreground", "background", "none"]
+    TerminalAccess = Literal["foreground", "background", "none"]
 
-__all__ = ["NobodyToAsk", "ask", "reach"]
+__all__ = ["NoTerminalError", "ask", "reach"]
 
 DEVICE = "/dev/tty"
 LOCK = "questions.lock"
@@ -24,11 +24,11 @@ POLL_SECONDS = 0.1
 MOST_TYPED = 4096
 
 
-class NobodyToAsk(Exception):
+class NoTerminalError(Exception):
     """This process has no controlling terminal, or is not in its foreground process group."""
 
 
-def reach() -> Reach:
+def reach() -> TerminalAccess:
     """Return whether this process has a controlling terminal, and whether it is in the terminal's foreground group."""
     try:
         tty = _open()
@@ -44,16 +44,16 @@ def ask(question: str, seconds: float) -> str:
     """Write `question` to the terminal and return the line typed in reply; "" if none is typed within `seconds`.
 
     Waits for the questions of other processes on the same terminal; that time counts. Input typed before the question
-    is shown is discarded. Raises NobodyToAsk.
+    is shown is discarded. Raises NoTerminalError.
     """
     deadline = time.monotonic() + seconds
     try:
         tty = _open()
     except OSError as error:
-        raise NobodyToAsk from error
+        raise NoTerminalError from error
     try:
         if not _in_foreground(tty):
-            raise NobodyToAsk
+            raise NoTerminalError
         lock = _take_turn(deadline)
         if lock is None:
             return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...client.connection import Connection
 from ...render import terminal
 from .. import command
-from ..command import Verb
+from ..command import Command
 from .approval_prompt import approval_of, approve_argument
 from .query import ask
 
@@ -21,7 +21,7 @@ SHOWN = frozenset({"copy", "edit", "paste"})
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    command.ref(parser)
+    command.agent_argument(parser)
     parser.add_argument("line", metavar="LINE", nargs="?", default="/help", help="the command: /status; !ls (/help)")
     approve_argument(parser)
 
@@ -35,7 +35,7 @@ def _execute(arguments: Namespace) -> int:
     effect = done["effect"] or {"kind": "", "agent": "", "text": ""}
     if effect["kind"] in SHOWN:
         text = effect["text"]
-    command.say(arguments, done, terminal.shown(text))
+    command.print_result(arguments, done, terminal.safe_for_stdout(text))
     if not arguments.json and effect["text"] and effect["kind"] in ("ask", "switch"):
         return _ask(arguments, connection, effect)
     return int(done["is_error"])
@@ -49,7 +49,7 @@ def _ask(arguments: Namespace, connection: Connection, effect: dict[str, Any]) -
 
 
 VERBS = {
-    "execute": Verb(
+    "execute": Command(
         "Execute a command of a session and print what comes of it. A prompt that it is is asked, except with --json.",
         'orch execute reader "/context"; orch execute reader /help',
         _arguments,

@@ -7,12 +7,12 @@ import sys
 import time
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...config.interrupts import Presses
 from ...render import terminal as render
 from ...render.approvals import denied_note
 from .. import command
-from ..command import Verb
+from ..command import Command
 from .agents import ROW
 from .approval_prompt import Approval, Approver, approval_of, approve_argument, print_notice
 from .progress import before
@@ -83,7 +83,7 @@ def wait(
         finally:
             if line is not None:
                 line.close()
-    raise Failure(INTERRUPTED, message, 130)
+    raise CommandError(INTERRUPTED, message, 130)
 
 
 def _cancelled(connection: Connection, ref: str) -> str:
@@ -91,7 +91,7 @@ def _cancelled(connection: Connection, ref: str) -> str:
     collect = f"orch collect {ref}"
     try:
         row = connection.call("cancel", {"ref": ref})
-    except Failure as failure:
+    except CommandError as failure:
         return f"agent {ref} could not be cancelled: {failure}"
     finally:
         connection.close()
@@ -115,8 +115,8 @@ class StatusLine:
             return
         try:
             self._id = self._id or self._connection.call("state", {"ref": self._ref})["id"]
-            said = render.at_work(self._connection.call("list"), self._id)
-        except Failure:
+            said = render.activity_line(self._connection.call("list"), self._id)
+        except CommandError:
             self.close()
             return
         sys.stderr.write(f"\r{said[: _width() - 1]}\x1b[K")
@@ -161,7 +161,7 @@ def code_of(reply: dict[str, Any]) -> int:
 
 def query_arguments(parser: ArgumentParser) -> None:
     """Let the command ask an agent."""
-    command.ref(parser)
+    command.agent_argument(parser)
     parser.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads it from stdin")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--no-wait", action="store_true", help="do not wait for the answer; collect takes it")
@@ -178,7 +178,7 @@ def _timeout_argument(parser: ArgumentParser) -> None:
 def _check_timeout(arguments: Namespace) -> None:
     """Raise Failure for who waits so long, and does not."""
     if arguments.no_wait and arguments.timeout is not None:
-        raise Failure("UsageError", "--no-wait and --timeout contradict each other: leave one of them out", 2)
+        raise CommandError("UsageError", "--no-wait and --timeout contradict each other: leave one of them out", 2)
 
 
 def _query_arguments(parser: ArgumentParser) -> None:
@@ -211,9 +211,11 @@ def query(arguments: Namespace) -> int:
     connection = Connection()
     if arguments.no_wait:
         if getattr(arguments, "return_name", None):
-            raise Failure("UsageError", "--return-name is for when the answer is there: give it to orch collect", 2)
+            raise CommandError(
+                "UsageError", "--return-name is for when the answer is there: give it to orch collect", 2
+            )
         submitted = connection.call("submit", params)
-        command.say(arguments, submitted, submitted["id"])
+        command.print_result(arguments, submitted, submitted["id"])
         if (earlier := submitted["uncollected"]) and not arguments.json:
             answers = "an earlier answer was" if earlier == 1 else f"{earlier} earlier answers were"
             print(f"orch: {answers} not collected yet: collect takes what is oldest first", file=sys.stderr)
@@ -280,13 +282,13 @@ def _answer(
     if not arguments.stream:
         return waited(None, quiet=arguments.json)
     from ...chat.printing import turn_output
-    from ...render.transcript import Transcript, json_line
+    from ...render.transcript import TurnPrinter, json_line
 
     params |= {"stream": True}
     if arguments.json:
         return waited(json_line, quiet=True)
     shown = turn_output()
-    transcript = Transcript(shown)
+    transcript = TurnPrinter(shown)
     try:
         reply = waited(transcript.event, quiet=True)
         transcript.reply(reply)
@@ -304,7 +306,7 @@ def _returned(arguments: Namespace, connection: Connection, reply: dict[str, Any
         return {}
     try:
         taken = connection.call("value", {"ref": reply["id"], "name": name})
-    except Failure:
+    except CommandError:
         _show(arguments, reply, agreed(reply))
         raise
     value = taken["value"]
@@ -334,7 +336,7 @@ def _show(arguments: Namespace, reply: dict[str, Any], data: dict[str, Any]) -> 
 
 def _say(arguments: Namespace, text: str, data: dict[str, Any]) -> None:
     if arguments.json or not sys.stdout.isatty():
-        command.say(arguments, data, text)
+        command.print_result(arguments, data, text)
     elif text:
         from ...chat.printing import turn_output
 
@@ -344,7 +346,7 @@ def _say(arguments: Namespace, text: str, data: dict[str, Any]) -> None:
 
 
 def _collect_arguments(parser: ArgumentParser) -> None:
-    command.ref(parser)
+    command.agent_argument(parser)
     parser.add_argument("--again", action="store_true", help="print an answer that was already taken")
     parser.add_argument("--query", metavar="ID", default="", help="the answer to this query; --json prints query ids")
     _timeout_argument(parser)
@@ -367,7 +369,7 @@ def _collect(arguments: Namespace) -> int:
 
 
 def _steer_arguments(parser: ArgumentParser) -> None:
-    command.ref(parser)
+    command.agent_argument(parser)
     parser.add_argument("text", metavar="TEXT", help="what to say; - reads it from stdin")
     parser.add_argument(
         "--follow-up", action="store_true", help="say it when the agent would stop; one that does not work is asked it"
@@ -377,12 +379,12 @@ def _steer_arguments(parser: ArgumentParser) -> None:
 def _steer(arguments: Namespace) -> int:
     params = {"ref": arguments.ref, "text": command.text(arguments.text), "follow_up": arguments.follow_up}
     said = Connection().call("steer", params)
-    command.say(arguments, said, said["steer_id"] or said["query_id"])
+    command.print_result(arguments, said, said["steer_id"] or said["query_id"])
     return 0
 
 
 def _cancel_arguments(parser: ArgumentParser) -> None:
-    command.ref(parser)
+    command.agent_argument(parser)
     parser.add_argument("--hard", action="store_true", help="kill its process; its query fails, the next starts anew")
 
 
@@ -390,30 +392,30 @@ def _cancel(arguments: Namespace) -> int:
     row = Connection().call("cancel", {"ref": arguments.ref, "hard": arguments.hard})
     if row["pending"] is None and not arguments.json:
         print(f"orch: agent {render.safe(row['name'])} was not at work", file=sys.stderr)
-    command.say(arguments, {key: row[key] for key in ROW}, row["id"])
+    command.print_result(arguments, {key: row[key] for key in ROW}, row["id"])
     return 0
 
 
 VERBS = {
-    "query": Verb(
+    "query": Command(
         "Ask an agent and print its answer. Ctrl-C ends the waiting; the agent works on, unless it comes twice.",
         'orch query 1 "Which file parses the configuration?" --timeout 60',
         _query_arguments,
         query,
     ),
-    "collect": Verb(
+    "collect": Command(
         "Take the answer to a query nobody waited for, the oldest first. It is taken once; --again prints it anew.",
         "orch collect 1 --timeout 60",
         _collect_arguments,
         _collect,
     ),
-    "steer": Verb(
+    "steer": Command(
         "Say something to an agent while it works: it hears it before its next step. Prints the id of what was said.",
         'orch steer 1 "Leave the tests alone"',
         _steer_arguments,
         _steer,
     ),
-    "cancel": Verb(
+    "cancel": Command(
         "End what an agent does just now; its query is answered with stop reason cancelled.",
         "orch cancel 1",
         _cancel_arguments,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...render import terminal
 from .. import command
-from ..command import Verb
+from ..command import Command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ HEAD = ("ID", "HEARD", "AGE", "TEXT")
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    command.ref(parser)
+    command.agent_argument(parser)
     parser.add_argument("--clear", metavar="ID", action="append", default=[], help="take back what goes by that id")
     parser.add_argument("--clear-all", action="store_true", help="take back all of it")
     parser.add_argument("--steering", choices=MODES, help="how much it hears at once while it works")
@@ -31,7 +31,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _queue(arguments: Namespace) -> int:
     if arguments.clear and arguments.clear_all:
-        raise Failure("UsageError", "--clear-all takes back what --clear names, and the rest", 2)
+        raise CommandError("UsageError", "--clear-all takes back what --clear names, and the rest", 2)
     connection = Connection()
     if arguments.steering or arguments.follow_up:
         modes = {"steering": arguments.steering, "follow_up": arguments.follow_up}
@@ -40,7 +40,7 @@ def _queue(arguments: Namespace) -> int:
         shown = connection.call("clear_queue", {"ref": arguments.ref, "ids": arguments.clear or None})
     else:
         shown = connection.call("queue", {"ref": arguments.ref})
-    command.say(arguments, shown, _page(shown["waiting"]))
+    command.print_result(arguments, shown, _page(shown["waiting"]))
     if not shown["waiting"] and not arguments.json:
         print("orch: nothing waits to be heard", file=sys.stderr)
     return 0
@@ -52,15 +52,15 @@ def _page(waiting: list[dict[str, Any]]) -> str:
             said["id"],
             "at its end" if said["follow_up"] else "next",
             terminal.age(said["at"]),
-            terminal.line(said["text"]),
+            terminal.truncate_line(said["text"]),
         ]
         for said in waiting
     ]
-    return terminal.columns([list(HEAD), *cells], frozenset()) if cells else ""
+    return terminal.format_columns([list(HEAD), *cells], frozenset()) if cells else ""
 
 
 VERBS = {
-    "queue": Verb(
+    "queue": Command(
         "Show what was said to an agent and it has not heard yet. What is taken back is shown once more.",
         "orch queue 1 --clear 1f22a6cc",
         _arguments,

@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...config.interrupts import Presses
 from .. import command
-from ..command import Verb
+from ..command import Command
 from .approval_prompt import Approval, approval_of, approve_argument
 from .query import INTERRUPTED, agreed, ask, progress_argument, stream_argument
-from .spawn import SPAWNED, agent_arguments, agent_params, kind_arguments, spawn
+from .spawn import SPAWNED, agent_arguments, agent_options, agent_params, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["VERBS", "end_unmet"]
+__all__ = ["VERBS", "kill_unconfirmed"]
 
 ENDED = ("killed", "failed")
 
@@ -50,7 +50,7 @@ def _run(arguments: Namespace) -> int:
     arguments.json = arguments.stream = True
     try:
         return _run_as_asked(arguments)
-    except Failure as failure:  # whoever reads the lines need not read stderr too
+    except CommandError as failure:  # whoever reads the lines need not read stderr too
         _line("failed", {"error": {"type": failure.kind, "message": str(failure)}})
         raise
 
@@ -71,7 +71,7 @@ def _run_as_asked(arguments: Namespace) -> int:
         try:
             spawned = spawn(connection, params, says)
         except KeyboardInterrupt:
-            end_unmet(connection, params)
+            kill_unconfirmed(connection, params)
             raise
         return _ask_and_end(arguments, connection, spawned, prompt)
 
@@ -96,7 +96,7 @@ def _refuse_kinds(arguments: Namespace) -> None:
     from argparse import ArgumentParser
 
     kinds = ArgumentParser()
-    kind_arguments(kinds)
+    agent_options(kinds)
     untold = vars(kinds.parse_args([]))
     budget = vars(_budget_only().parse_args([]))
     said = [name for name, value in untold.items() if name not in budget and getattr(arguments, name) != value]
@@ -104,7 +104,7 @@ def _refuse_kinds(arguments: Namespace) -> None:
     said += ["dry-run"] if arguments.dry_run else []
     if said:
         flags = ", ".join(name if name.isupper() else f"--{name.replace('_', '-')}" for name in said)
-        raise Failure(
+        raise CommandError(
             "UsageError",
             f"--resume goes on with an agent that is what it is: leave out {flags}. TASK is what to ask it",
             2,
@@ -135,10 +135,10 @@ def _ask(arguments: Namespace, connection: Connection, agent: dict[str, Any], pr
 def _ask_and_end(arguments: Namespace, connection: Connection, agent: dict[str, Any], prompt: str) -> int:
     try:
         return _ask(arguments, connection, agent, prompt, ends=True)
-    except Failure as failure:
+    except CommandError as failure:
         if failure.kind != INTERRUPTED:
             raise
-        raise Failure(INTERRUPTED, f"interrupted; agent {agent['id']} was ended", failure.exit_code) from None
+        raise CommandError(INTERRUPTED, f"interrupted; agent {agent['id']} was ended", failure.exit_code) from None
     finally:
         connection.close()  # what it says may be half read
         _end(connection, agent["id"])
@@ -148,18 +148,18 @@ def _end(connection: Connection, id: str) -> None:
     """Kill the agent. That this failed is said, and takes no answer's place, nor that of an error before it."""
     try:
         connection.call("kill", {"refs": [id]})
-    except Failure as failure:
+    except CommandError as failure:
         print(f"orch: agent {id} was not ended: {failure}", file=sys.stderr)
 
 
-def end_unmet(connection: Connection, params: dict[str, Any]) -> None:
+def kill_unconfirmed(connection: Connection, params: dict[str, Any]) -> None:
     """Kill the agent that `params` may have made, whose id was not told any more."""
     connection.close()
     again = connection.sibling()
     try:
         id = again.call("spawn", params)["id"]  # the same request: the same agent
         again.call("kill", {"refs": [id]})
-    except Failure:
+    except CommandError:
         pass  # there is no daemon, or it makes none: nothing is left
 
 
@@ -174,7 +174,7 @@ def _line(kind: str, data: dict[str, Any]) -> None:
 
 
 VERBS = {
-    "run": Verb(
+    "run": Command(
         "Start an agent, ask it, print its answer and end it. Ctrl-C ends it too.",
         'orch run "Which file parses the configuration?" --preset investigate --stream',
         _arguments,

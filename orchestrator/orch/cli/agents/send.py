@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from .. import command
-from ..command import Verb
+from ..command import Command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def quoted(text: str, source: str = "", question: str = "") -> str:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    command.ref(parser)
+    command.agent_argument(parser)
     parser.add_argument("text", metavar="TEXT", help="what to send; - reads it from stdin")
     parser.add_argument("--from", metavar="FILE:LINES", dest="source", help="where the text is from, which is told")
     parser.add_argument("--ask", metavar="QUESTION", help="what is to be done with it")
@@ -45,19 +45,19 @@ def _arguments(parser: ArgumentParser) -> None:
 def _send(arguments: Namespace) -> int:
     text = command.text(arguments.text)
     if not text.strip():
-        raise Failure("ConfigError", "there is nothing to send: the text is empty", 2)
+        raise CommandError("ConfigError", "there is nothing to send: the text is empty", 2)
     connection = Connection()
     row = connection.call("state", {"ref": arguments.ref})
     said = quoted(text, arguments.source or "", arguments.ask or "")
     # An agent that idles is asked it; one that has just become idle, or busy, gets it all the same.
     later = arguments.later or row["pending"] is None
     sent = connection.call("steer", {"ref": row["id"], "text": said, "follow_up": later})
-    command.say(arguments, sent, sent["steer_id"] or sent["query_id"])
+    command.print_result(arguments, sent, sent["steer_id"] or sent["query_id"])
     return 0
 
 
 VERBS = {
-    "send": Verb(
+    "send": Command(
         "Send a text to an agent: one that works hears it before its next step, one that idles is asked it. For "
         "editors: bind a key to it. Prints the id of what was said, or asked.",
         "orch send latest - --from src/pump.py:10-24 --ask 'Why is this slow?' < selection",

@@ -7,9 +7,9 @@ import os
 import sys
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from .. import command
-from ..command import Verb
+from ..command import Command
 from .approval_prompt import Approval, approval_of, approve_argument
 from .query import ask
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import Any
 
-__all__ = ["SPAWNED", "VERBS", "agent_arguments", "agent_params", "kind_arguments", "kind_params", "spawn"]
+__all__ = ["SPAWNED", "VERBS", "agent_arguments", "agent_option_params", "agent_options", "agent_params", "spawn"]
 
 SPAWNED = ("id", "seq", "name", "preset", "depth", "pid")
 CONTEXTS = ("none", "brief", "full")
@@ -32,10 +32,10 @@ TOOLS_SEE = ("PATH", "HOME", "LANG", "LANGUAGE", "TERM", "TZ", "TMPDIR", "USER",
 def agent_arguments(parser: ArgumentParser) -> None:
     """Let the command take what a new agent is to be, and to be for."""
     parser.add_argument("task", metavar="TASK", help="what the agent is for, in a sentence; - reads it from stdin")
-    kind_arguments(parser)
+    agent_options(parser)
 
 
-def kind_arguments(parser: ArgumentParser) -> None:
+def agent_options(parser: ArgumentParser) -> None:
     """Let the command take what kind of agent a new one is to be."""
     parser.add_argument("--preset", help="the set of tools it gets, such as minimal or investigate")
     parser.add_argument("--tools", metavar="A,B", help="the tools it gets, instead of a preset")
@@ -67,11 +67,11 @@ def kind_arguments(parser: ArgumentParser) -> None:
 
 def agent_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
     """Return what to ask of the daemon, and what is to be said of the model. Raises Failure."""
-    params, says = kind_params(arguments)
+    params, says = agent_option_params(arguments)
     return params | {"task": command.text(arguments.task), "request_id": os.urandom(8).hex()}, says
 
 
-def kind_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
+def agent_option_params(arguments: Namespace) -> tuple[dict[str, Any], str | None]:
     """Return what kind of agent is wanted: the flags, and what is configured where the caller stands. Raises Failure.
 
     Beside it, what is to be said of the model when nobody named one.
@@ -128,12 +128,12 @@ def _spawn(arguments: Namespace) -> int:
     params, says = agent_params(arguments)
     prompt = params["task"] if arguments.query is True else command.text(arguments.query or "")
     if arguments.query not in (None, True) and not prompt.strip():
-        raise Failure("ConfigError", "--query is empty: say what to ask, or leave it out", 2)
+        raise CommandError("ConfigError", "--query is empty: say what to ask, or leave it out", 2)
     connection = Connection()
     spawned = spawn(connection, params, says)
     told = {key: spawned[key] for key in SPAWNED}
     if arguments.query is None:
-        command.say(arguments, told, spawned["id"])
+        command.print_result(arguments, told, spawned["id"])
         return 0
     if not arguments.json:
         print(spawned["id"], flush=True)
@@ -152,14 +152,14 @@ def _script(file: str) -> list[Any]:
             raise ConfigError("a script is a JSON array, one item a response")
         ScriptedBackend(script)
     except OSError as error:
-        raise Failure("ConfigError", f"script {file} cannot be read: {error.strerror}", 2) from error
+        raise CommandError("ConfigError", f"script {file} cannot be read: {error.strerror}", 2) from error
     except (ValueError, RecursionError, ConfigError) as error:
-        raise Failure("ConfigError", f"script {file}: {error}", 2) from error
+        raise CommandError("ConfigError", f"script {file}: {error}", 2) from error
     return script
 
 
 VERBS = {
-    "spawn": Verb(
+    "spawn": Command(
         "Start an agent: a process with a task and a fixed set of tools. Prints its id.",
         'orch spawn "Explain this repository" --preset investigate --query "What does the README promise?"',
         _spawn_arguments,

@@ -16,20 +16,20 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.sandbox import SandboxConfig
 from orch_worker.backends import models
 
-from ...client.connection import clean, daemon_status
+from ...client.connection import daemon_status, replace_invalid_utf8
 from ...config import config, paths
 from ...config.trust import project_file
 from ...policy.hook_records import hooks_spec
 from ...policy.sandbox import with_minimum_level
-from ...render.terminal import dump
+from ...render.terminal import to_json
 from .. import command
 
-__all__ = ["not_in_force", "spawn_settings"]
+__all__ = ["settings_not_in_effect", "spawn_settings"]
 
 OFFLINE: Final = "extractive:"
 
 
-def not_in_force(loaded: config.Loaded) -> dict[str, Any]:
+def settings_not_in_effect(loaded: config.Loaded) -> dict[str, Any]:
     """Return the settings of `loaded` that a running daemon does not go by, with the values that it does go by.
 
     Empty when none is running, which is not started for this. Raises Failure.
@@ -51,8 +51,8 @@ def _prompt(found: Config, arguments: Namespace) -> dict[str, Any]:
     from ...resources.extensions import templates_for
 
     there = templates_for(found, Path.cwd(), paths.home(os.environ))
-    name = clean(arguments.prompt_template)
-    made: dict[str, Any] = msgspec.to_builtins(there.asked(name, clean(dict(arguments.var or ()))))
+    name = replace_invalid_utf8(arguments.prompt_template)
+    made: dict[str, Any] = msgspec.to_builtins(there.asked(name, replace_invalid_utf8(dict(arguments.var or ()))))
     return made
 
 
@@ -78,9 +78,9 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     mine = str(project_file(Path(cwd)))
     if other := [key for key in config.ROOT_WIDE if loaded.sources[key].startswith(mine)]:
         print(f"orch: {mine}: the daemon, which serves every folder, does not heed {', '.join(other)}", file=sys.stderr)
-    if theirs := {key: value for key, value in not_in_force(loaded).items() if key not in other}:
+    if theirs := {key: value for key, value in settings_not_in_effect(loaded).items() if key not in other}:
         values = config.flat(loaded.config)
-        said = ", ".join(f"{key} = {dump(value)} (not {dump(values[key])})" for key, value in theirs.items())
+        said = ", ".join(f"{key} = {to_json(value)} (not {to_json(values[key])})" for key, value in theirs.items())
         print(f"orch: the daemon was started with {said}: orch daemon stop, and the next one heeds it", file=sys.stderr)
     subagents, says = loaded.config.subagents, None
     settings: dict[str, Any] = {

@@ -12,14 +12,14 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.resources.slash_commands import BUILT_IN, CommandCatalog
 from orch_worker.extensions.loader import load
 
-from ...client.connection import Connection, clean
-from ...client.failure import Failure
+from ...client.connection import Connection, replace_invalid_utf8
+from ...client.failure import CommandError
 from ...config import config, paths
 from ...render import terminal
 from ...render.extensions import described, page, table
-from ...resources.extensions import FOLDER, Found, disable, enable, find, specs, trust, untrust
+from ...resources.extensions import FOLDER, FoundExtension, disable, enable, find, specs, trust, untrust
 from .. import command
-from ..command import Group, Verb
+from ..command import Command, CommandGroup
 
 __all__ = ["VERBS"]
 
@@ -36,20 +36,22 @@ def _list(arguments: Namespace) -> int:
     for row in rows:
         if row["why_off"]:
             print(
-                f"orch: {terminal.line(row['name'], 64)} is off: {terminal.line(row['why_off'], 400)}", file=sys.stderr
+                f"orch: {terminal.truncate_line(row['name'], 64)} is off: "
+                f"{terminal.truncate_line(row['why_off'], 400)}",
+                file=sys.stderr,
             )
-    command.say(arguments, rows, table(rows) if rows else "no extensions: see docs/extensions.md")
+    command.print_result(arguments, rows, table(rows) if rows else "no extensions: see docs/extensions.md")
     return 0
 
 
-def _there(folder: Path) -> list[Found]:
+def _there(folder: Path) -> list[FoundExtension]:
     loaded = config.load(folder, os.environ)
     for note in loaded.notes:
         print(f"orch: {note}", file=sys.stderr)
     return find(folder, paths.home(os.environ), loaded.config.extensions.load)
 
 
-def _row(found: Found, home: Path) -> dict[str, Any]:
+def _row(found: FoundExtension, home: Path) -> dict[str, Any]:
     """Return what there is to say of an extension: one that is on is loaded, and brings what it registers."""
     row = described(found)
     for spec in specs([found], home):
@@ -60,21 +62,23 @@ def _row(found: Found, home: Path) -> dict[str, Any]:
         row["hooks"] = [hook.row.name for hook in brought.hooks]
         row["tools"] = [tool.name for tool in brought.tools]
         row["prompts"] = [f"{found.name}:{name}" for name in brought.prompts]
-        from ...commands.catalogs import catalog_with  # with all that commands look at
+        from ...commands.catalogs import extension_only_catalog  # with all that commands look at
 
-        catalog = catalog_with(CommandCatalog(tuple(each.row for each in brought.commands)), [spec.manifest])
+        catalog = extension_only_catalog(CommandCatalog(tuple(each.row for each in brought.commands)), [spec.manifest])
         row["commands"] = [each.usage for each in catalog.commands if each.source != BUILT_IN]
         row["notes"] = list(catalog.notes)
     return row
 
 
 def _show(arguments: Namespace) -> int:
-    name, home = clean(arguments.name), paths.home(os.environ)
+    name, home = replace_invalid_utf8(arguments.name), paths.home(os.environ)
     found = [each for each in _there(Path.cwd()) if each.name == name]
     if not found:
-        raise Failure("ExtensionNotFoundError", f"there is no extension {name!r}; see: orch extensions list", NOT_FOUND)
+        raise CommandError(
+            "ExtensionNotFoundError", f"there is no extension {name!r}; see: orch extensions list", NOT_FOUND
+        )
     row = _row(found[0], home)
-    command.say(arguments, row, page(row))
+    command.print_result(arguments, row, page(row))
     return 0
 
 
@@ -88,10 +92,12 @@ def _project_arguments(parser: ArgumentParser) -> None:
 
 
 def _of_project(arguments: Namespace) -> Path:
-    name, folder = clean(arguments.name), Path(arguments.folder).absolute()
+    name, folder = replace_invalid_utf8(arguments.name), Path(arguments.folder).absolute()
     place: Path = folder / ".orch" / FOLDER / name
     if os.path.sep in name or not place.is_dir():
-        raise Failure("ExtensionNotFoundError", f"there is no extension {name!r} in {folder}/.orch/{FOLDER}", NOT_FOUND)
+        raise CommandError(
+            "ExtensionNotFoundError", f"there is no extension {name!r} in {folder}/.orch/{FOLDER}", NOT_FOUND
+        )
     return place
 
 
@@ -99,7 +105,7 @@ def _trust(arguments: Namespace) -> int:
     place = _of_project(arguments)
     manifest = trust(place, paths.home(os.environ))
     _tell()
-    command.say(
+    command.print_result(
         arguments, {"trusted": str(place)}, f"trusted as it is now: {manifest.name} in {terminal.safe(str(place))}"
     )
     return 0
@@ -110,7 +116,7 @@ def _untrust(arguments: Namespace) -> int:
     was = untrust(place, paths.home(os.environ))
     _tell()
     said = "no longer trusted" if was else "was not trusted"
-    command.say(arguments, {"untrusted": was}, f"{said}: {terminal.safe(str(place))}")
+    command.print_result(arguments, {"untrusted": was}, f"{said}: {terminal.safe(str(place))}")
     return 0
 
 
@@ -123,14 +129,14 @@ def _enable(arguments: Namespace) -> int:
 
 
 def _switch(arguments: Namespace, *, on: bool) -> int:
-    name, home = clean(arguments.name), paths.home(os.environ)
+    name, home = replace_invalid_utf8(arguments.name), paths.home(os.environ)
     known = [each.name for each in _there(Path.cwd())]
     if not on and name not in known:
         there = ", ".join(known) or "none"
-        raise Failure("ExtensionNotFoundError", f"there is no extension {name!r}; there are: {there}", NOT_FOUND)
+        raise CommandError("ExtensionNotFoundError", f"there is no extension {name!r}; there are: {there}", NOT_FOUND)
     changed = (enable if on else disable)(name, home)
     _tell()
-    command.say_switched(arguments, name, "for agents spawned from now on", on=on, changed=changed)
+    command.print_switched(arguments, name, "for agents spawned from now on", on=on, changed=changed)
     return 0
 
 
@@ -138,18 +144,18 @@ def _tell() -> None:
     """Let a daemon that runs look again at what can be executed in sessions."""
     try:
         Connection(start=None).call("catalogs")
-    except Failure:
+    except CommandError:
         pass  # none runs, or it is leaving; whoever looks next sees what is there
 
 
 VERBS = {
-    "extensions": Group(
+    "extensions": CommandGroup(
         "Extensions: folders that bring hooks and tools, and may do no more than they say.",
         "orch extensions list",
         {
             "list": (
                 "those there are for a folder, what they may do and bring",
-                Verb(
+                Command(
                     "List the extensions for agents in a folder, with what each may do and brings, or why it is off.",
                     "orch extensions list --json",
                     _list_arguments,
@@ -158,7 +164,7 @@ VERBS = {
             ),
             "show": (
                 "one of them: what it may do and brings, commands and keys too",
-                Verb(
+                Command(
                     "Show an extension: what it may do, the hooks, tools and commands that it brings, its keys and "
                     "widgets, and which of these are left out because they are taken.",
                     "orch extensions show redactor",
@@ -168,7 +174,7 @@ VERBS = {
             ),
             "trust": (
                 "let a project's run, as it is now",
-                Verb(
+                Command(
                     "Trust an extension of a project's as it is now, after you have read it; a change asks anew.",
                     "orch extensions trust redactor",
                     _project_arguments,
@@ -177,11 +183,13 @@ VERBS = {
             ),
             "untrust": (
                 "let it run no more",
-                Verb("Forget that it was trusted.", "orch extensions untrust redactor", _project_arguments, _untrust),
+                Command(
+                    "Forget that it was trusted.", "orch extensions untrust redactor", _project_arguments, _untrust
+                ),
             ),
             "disable": (
                 "switch one off, for every folder and for good",
-                Verb(
+                Command(
                     "Switch an extension off for agents spawned from now on, until it is enabled.",
                     "orch extensions disable redactor",
                     _name_arguments,
@@ -190,7 +198,7 @@ VERBS = {
             ),
             "enable": (
                 "switch it on again",
-                Verb(
+                Command(
                     "Switch an extension on again, for agents spawned from now on.",
                     "orch extensions enable redactor",
                     _name_arguments,

@@ -16,15 +16,15 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.stages import HookRow
 from orch_worker.hooks.loader import declared, read_switches
 
-from ...client.connection import clean
-from ...client.failure import Failure
+from ...client.connection import replace_invalid_utf8
+from ...client.failure import CommandError
 from ...config import config, paths
 from ...config.output_file import write_out
 from ...policy.hook_records import AUDIT_LOG, HookLine, hook_lines, hooks_spec, set_enabled, switches_file
 from ...render import terminal
 from ...render.hooks import table
 from .. import command
-from ..command import Group, Verb
+from ..command import Command, CommandGroup
 
 __all__ = ["INIT", "VERBS"]
 
@@ -70,11 +70,15 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _init(arguments: Namespace) -> int:
     home = paths.home(os.environ)
-    file = Path(clean(arguments.file)).expanduser().absolute() if arguments.file else home / "house_hooks.py"
+    file = (
+        Path(replace_invalid_utf8(arguments.file)).expanduser().absolute()
+        if arguments.file
+        else home / "house_hooks.py"
+    )
     if file.suffix != ".py":
         raise ConfigError(f"{file} is to end in .py")
     if file.exists():
-        raise Failure("FileExistsError", f"{file} is there already, and is left as it is: name another FILE", 2)
+        raise CommandError("FileExistsError", f"{file} is there already, and is left as it is: name another FILE", 2)
     line = f"load = [{_quoted(str(file))}]"
     changed = _configured(paths.private_dir(home) / "config.toml", line, home)
     write_out(str(file), [TEMPLATE])
@@ -84,7 +88,7 @@ def _init(arguments: Namespace) -> int:
     else:
         told = f"{home / 'config.toml'} has hooks already: put {_quoted(str(file))} under load in [hooks] there"
     said: dict[str, Any] = {"file": str(file), "configured": changed is not None}
-    command.say(arguments, said, terminal.safe(f"{file}\n{told}\norch hooks list shows them"))
+    command.print_result(arguments, said, terminal.safe(f"{file}\n{told}\norch hooks list shows them"))
     return 0
 
 
@@ -110,7 +114,7 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-INIT: Final = Verb(
+INIT: Final = Command(
     "Write a file of hooks to begin with, and let the configuration name it. What is there is never overwritten.",
     "orch hooks init",
     _arguments,
@@ -129,8 +133,8 @@ def _list(arguments: Namespace) -> int:
     found = _known(Path(arguments.folder).absolute())
     for each in found:
         if each.last_error:
-            print(f"orch: {each.name}, the last error: {terminal.line(each.last_error)}", file=sys.stderr)
-    command.say(arguments, msgspec.to_builtins(found), table(found))
+            print(f"orch: {each.name}, the last error: {terminal.truncate_line(each.last_error)}", file=sys.stderr)
+    command.print_result(arguments, msgspec.to_builtins(found), table(found))
     return 0
 
 
@@ -165,23 +169,23 @@ def _enable(arguments: Namespace) -> int:
 
 
 def _switch(arguments: Namespace, known: Sequence[str], *, enabled: bool) -> int:
-    name = clean(arguments.name)
+    name = replace_invalid_utf8(arguments.name)
     if name not in known:
         there = ", ".join(dict.fromkeys(known)) or "none"
-        raise Failure("HookNotFoundError", f"there is no hook {name!r}; there are: {there}", NOT_FOUND)
+        raise CommandError("HookNotFoundError", f"there is no hook {name!r}; there are: {there}", NOT_FOUND)
     changed = set_enabled(paths.home(os.environ), name, enabled=enabled)
-    command.say_switched(arguments, name, "from each agent's next turn on", on=enabled, changed=changed)
+    command.print_switched(arguments, name, "from each agent's next turn on", on=enabled, changed=changed)
     return 0
 
 
 VERBS = {
-    "hooks": Group(
+    "hooks": CommandGroup(
         "Hooks: functions that watch, change and stop what agents do.",
         "orch hooks list",
         {
             "list": (
                 "the hooks that are configured here, and those of programs",
-                Verb(
+                Command(
                     "List the hooks that are configured here, and those that programs registered, with what they did.",
                     "orch hooks list --json",
                     _list_arguments,
@@ -191,7 +195,7 @@ VERBS = {
             "init": ("write a file of hooks to begin with", INIT),
             "disable": (
                 "switch one off, for every process and for good",
-                Verb(
+                Command(
                     "Switch a hook off for all agents of this user, from their next turn on, until it is enabled.",
                     "orch hooks disable house.redact",
                     _name_arguments,
@@ -200,7 +204,7 @@ VERBS = {
             ),
             "enable": (
                 "switch it on again",
-                Verb(
+                Command(
                     "Switch a hook on again, from each agent's next turn on.",
                     "orch hooks enable house.redact",
                     _name_arguments,

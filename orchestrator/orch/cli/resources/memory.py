@@ -7,15 +7,15 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from orch_protocol.resources.memory import MemorySpec
-from orch_worker.memory.notes import Memory, relevant
+from orch_worker.memory.notes import MemoryStore, relevant
 
-from ...client.connection import clean
+from ...client.connection import replace_invalid_utf8
 from ...config import paths
 from ...render import terminal
 from ...render.memory import author, data, table
 from ...resources.memory import add_note, open_memory, select_notes
 from .. import command
-from ..command import Group, Verb
+from ..command import Command, CommandGroup
 
 __all__ = ["VERBS"]
 
@@ -26,7 +26,7 @@ def _cwd(parser: ArgumentParser) -> None:
     parser.add_argument("--cwd", metavar="DIR", default=".", help="the folder that it is about (this one)")
 
 
-def _opened(arguments: Namespace) -> tuple[Memory, MemorySpec]:
+def _opened(arguments: Namespace) -> tuple[MemoryStore, MemorySpec]:
     return open_memory(Path(arguments.cwd).expanduser().absolute(), paths.home())
 
 
@@ -38,8 +38,8 @@ def _list_arguments(parser: ArgumentParser) -> None:
 def _list(arguments: Namespace) -> int:
     notes = _opened(arguments)[0].notes()
     if arguments.about is not None:
-        notes = relevant(notes, clean(arguments.about))
-    command.say(arguments, data(notes), table(notes) if notes else "")
+        notes = relevant(notes, replace_invalid_utf8(arguments.about))
+    command.print_result(arguments, data(notes), table(notes) if notes else "")
     if not notes and not arguments.json:
         print("orch: nothing is noted about this folder; memory.enabled lets agents do so", file=sys.stderr)
     return 0
@@ -58,7 +58,7 @@ def _show(arguments: Namespace) -> int:
         facts["noted"] = MARKED + ", ".join(f"{mark.bit} ({mark.by})" for mark in note.marks) if note.marks else ""
         lines = [f"  {name + ':':8}{terminal.safe(value)}" for name, value in facts.items() if value]
         pages.append("\n".join([note.id, *lines, "", terminal.safe(note.text)]))
-    command.say(arguments, data(notes), "\n\n".join(pages))
+    command.print_result(arguments, data(notes), "\n\n".join(pages))
     return 0
 
 
@@ -68,28 +68,28 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _add(arguments: Namespace) -> int:
-    note = add_note(*_opened(arguments), clean(command.text(arguments.text)))
-    command.say(arguments, data([note])[0], note.id)
+    note = add_note(*_opened(arguments), replace_invalid_utf8(command.text(arguments.text)))
+    command.print_result(arguments, data([note])[0], note.id)
     return 0
 
 
 def _forget(arguments: Namespace) -> int:
     memory = _opened(arguments)[0]
     gone = memory.forget(note.id for note in select_notes(memory.notes(), arguments.ids))
-    command.say(arguments, data(gone), "\n".join(note.id for note in gone))
+    command.print_result(arguments, data(gone), "\n".join(note.id for note in gone))
     return 0
 
 
 ACTIONS = {
-    "list": ("what is noted about a folder", Verb("List notes.", "orch memory list", _list_arguments, _list)),
-    "show": ("one note whole", Verb("Show notes.", "orch memory show 1f22a6cc", _id_arguments, _show)),
+    "list": ("what is noted about a folder", Command("List notes.", "orch memory list", _list_arguments, _list)),
+    "show": ("one note whole", Command("Show notes.", "orch memory show 1f22a6cc", _id_arguments, _show)),
     "add": (
         "note something",
-        Verb("Note something for agents, and print its id.", "orch memory add TEXT", _add_arguments, _add),
+        Command("Note something for agents, and print its id.", "orch memory add TEXT", _add_arguments, _add),
     ),
     "forget": (
         "delete notes",
-        Verb("Delete notes for good, and print their ids.", "orch memory forget 1f22a6cc", _id_arguments, _forget),
+        Command("Delete notes for good, and print their ids.", "orch memory forget 1f22a6cc", _id_arguments, _forget),
     ),
 }
-VERBS = {"memory": Group("What agents remember of a folder.", "orch memory list", ACTIONS)}
+VERBS = {"memory": CommandGroup("What agents remember of a folder.", "orch memory list", ACTIONS)}

@@ -12,14 +12,14 @@ from orch_protocol.agent.models import ModelRow
 from orch_protocol.core.errors import ConfigError
 from orch_worker.backends import models
 from orch_worker.backends.local_servers import LOCAL, locate
-from orch_worker.backends.models import Models
+from orch_worker.backends.models import ModelCatalog
 
-from ...client.connection import clean
+from ...client.connection import replace_invalid_utf8
 from ...config import paths
 from ...config.models import about, listed
 from ...render.models import data, page, table
 from .. import command
-from ..command import Verb
+from ..command import Command
 
 __all__ = ["VERBS"]
 
@@ -31,15 +31,15 @@ def _arguments(parser: ArgumentParser) -> None:
 def _models(arguments: Namespace) -> int:
     known, keys = models.load(paths.home(os.environ)), {name for name, value in os.environ.items() if value}
     if arguments.name is not None:
-        row = _look_up(known, clean(arguments.name), keys)
-        command.say(arguments, data(row), page(row))
+        row = _look_up(known, replace_invalid_utf8(arguments.name), keys)
+        command.print_result(arguments, data(row), page(row))
         return 0
     rows = list(listed(known, keys))
-    command.say(arguments, list(map(data, rows)), table(rows))
+    command.print_result(arguments, list(map(data, rows)), table(rows))
     return 0
 
 
-def _look_up(known: Models, name: str, keys: Container[str]) -> ModelRow:
+def _look_up(known: ModelCatalog, name: str, keys: Container[str]) -> ModelRow:
     """Return what is known of the model that somebody calls `name`. Raises ConfigError."""
     spec = asyncio.run(locate(parse_model(name), known, os.environ)) if name == LOCAL else parse_model(name)
     if spec.provider in known.providers:
@@ -57,7 +57,7 @@ def _look_up(known: Models, name: str, keys: Container[str]) -> ModelRow:
 
 
 VERBS = {
-    "models": Verb(
+    "models": Command(
         "List the models that are known, or say what is known of one. Asks no daemon.",
         "orch models; orch models local",
         _arguments,

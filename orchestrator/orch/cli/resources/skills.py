@@ -12,12 +12,12 @@ import msgspec
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message
-from orch_worker.skills.skill_file import FILES, Problem, SkillFile, check_skill, file_of
+from orch_worker.skills.skill_file import FILES, SkillFile, SkillProblem, check_skill, file_of
 from orch_worker.skills.skill_tools import tools_named
 from orch_worker.system.folder_digest import skill_files
 
-from ...client.connection import Connection, clean
-from ...client.failure import Failure
+from ...client.connection import Connection, replace_invalid_utf8
+from ...client.failure import CommandError
 from ...config import config, paths
 from ...render import terminal
 from ...resources.extensions import find as find_extensions
@@ -25,7 +25,7 @@ from ...resources.extensions import specs
 from ...resources.skill_discovery import FOLDER, Found, find, trust, untrust
 from ...resources.skill_install import installed
 from .. import command
-from ..command import Group, Verb
+from ..command import Command, CommandGroup
 
 __all__ = ["MAKING", "VERBS", "folder_argument"]
 
@@ -64,13 +64,15 @@ def _install(arguments: Namespace) -> int:
     from ...resources.skill_install import install
 
     home, into = paths.private_dir(paths.home(os.environ)), _into(arguments)
-    source, path, ref = (clean(getattr(arguments, name)) for name in ("source", "path", "ref"))
+    source, path, ref = (replace_invalid_utf8(getattr(arguments, name)) for name in ("source", "path", "ref"))
     skill, row = install(source, into, home, path=path, ref=ref, force=arguments.force)
     if arguments.project:
         trust(Path(skill.path), home)  # whoever installs it says that it may be read
     commit = f", commit {row.commit[:12]}" if row.commit else ""
     said = f"installed: {skill.name} in {terminal.safe(skill.path)}, from {terminal.safe(row.source)}{commit}"
-    command.say(arguments, {"name": skill.name, "path": skill.path} | {"installed": msgspec.to_builtins(row)}, said)
+    command.print_result(
+        arguments, {"name": skill.name, "path": skill.path} | {"installed": msgspec.to_builtins(row)}, said
+    )
     return 0
 
 
@@ -83,8 +85,8 @@ def _remove_arguments(parser: ArgumentParser) -> None:
 def _remove(arguments: Namespace) -> int:
     from ...resources.skill_install import remove
 
-    gone = remove(clean(arguments.name), _into(arguments), paths.home(os.environ), force=arguments.force)
-    command.say(arguments, {"removed": str(gone)}, f"removed: {terminal.safe(str(gone))}")
+    gone = remove(replace_invalid_utf8(arguments.name), _into(arguments), paths.home(os.environ), force=arguments.force)
+    command.print_result(arguments, {"removed": str(gone)}, f"removed: {terminal.safe(str(gone))}")
     return 0
 
 
@@ -100,20 +102,20 @@ def _test(arguments: Namespace) -> int:
     """Try the skill and say what became of each thing; 1 when anything failed."""
     from ...resources.skill_test import trials
 
-    name, here, home = clean(arguments.name), Path(arguments.cwd).absolute(), paths.home(os.environ)
+    name, here, home = replace_invalid_utf8(arguments.name), Path(arguments.cwd).absolute(), paths.home(os.environ)
     there = find(here, home, config.load(here, os.environ).config.skills)
     named = next((each.path for each in there if each.name == name and each.path), "")
     folder = Path(name).expanduser().absolute() if os.path.sep in name or not named else Path(named)
     if not folder.is_dir():
-        raise Failure("SkillNotFoundError", f"there is no skill {name!r}, nor a folder", 3)
+        raise CommandError("SkillNotFoundError", f"there is no skill {name!r}, nor a folder", 3)
     others = [each.skill for each in there if each.skill is not None and not each.why_off]
     rows = []
     for trial in trials(folder, others, arguments.seconds):
         rows.append(msgspec.to_builtins(trial))
         if not arguments.json:
-            why = f": {terminal.line(trial.detail, 1000)}" if trial.detail else ""
-            print(f"{trial.outcome}  {terminal.line(trial.name, 200)}{why}", flush=True)
-    command.say(arguments, {"path": str(folder), "trials": rows}, "")
+            why = f": {terminal.truncate_line(trial.detail, 1000)}" if trial.detail else ""
+            print(f"{trial.outcome}  {terminal.truncate_line(trial.name, 200)}{why}", flush=True)
+    command.print_result(arguments, {"path": str(folder), "trials": rows}, "")
     return 1 if any(row["outcome"] == "failed" for row in rows) else 0
 
 
@@ -134,10 +136,10 @@ def _package(arguments: Namespace) -> int:
     from ...resources.skill_package import packed, written
     from ..scratch import scratch
 
-    name, output = clean(arguments.name), Path(arguments.output).expanduser().absolute()
+    name, output = replace_invalid_utf8(arguments.name), Path(arguments.output).expanduser().absolute()
     if arguments.prompt is None and arguments.template is None and arguments.session is None:
         if not arguments.zip or not Path(name).is_dir():
-            raise Failure(
+            raise CommandError(
                 "UsageError", "say what of: --prompt, --template or --session; or a skill's folder, and --zip", 2
             )
         folder = Path(name).absolute()
@@ -149,7 +151,7 @@ def _package(arguments: Namespace) -> int:
                 made = packed(written(skill, place), output / f"{skill.name}.zip")
         else:
             made = written(skill, output, force=arguments.force)
-    command.say(arguments, {"path": str(made)}, terminal.safe(str(made)))
+    command.print_result(arguments, {"path": str(made)}, terminal.safe(str(made)))
     return 0
 
 
@@ -157,7 +159,7 @@ def _made(arguments: Namespace, name: str) -> Any:
     from ...resources.skill_package import of_session, of_template
     from ...resources.skills import Skill
 
-    description = clean(arguments.description)
+    description = replace_invalid_utf8(arguments.description)
     if arguments.session is not None:
         shown = Connection().call("show", {"ref": arguments.session, "messages": EVERYTHING})
         messages = msgspec.convert(shown["messages"], list[Message])
@@ -169,14 +171,14 @@ def _made(arguments: Namespace, name: str) -> Any:
 
         home = paths.home(os.environ)
         there = templates_for(config.load(Path.cwd(), os.environ).config, Path.cwd(), home)
-        return of_template(there.find(clean(arguments.template)), name, description)
-    return Skill(name, description, clean(command.text(arguments.prompt)))
+        return of_template(there.find(replace_invalid_utf8(arguments.template)), name, description)
+    return Skill(name, description, replace_invalid_utf8(command.text(arguments.prompt)))
 
 
-MAKING: dict[str, tuple[str, Verb]] = {
+MAKING: dict[str, tuple[str, Command]] = {
     "install": (
         "copy one from a folder, a zip file or a repository",
-        Verb(
+        Command(
             "Install a skill: it is checked first, and where it is from, with the hash of it, is kept.",
             "orch skills install https://example.org/skills.git --path review",
             _install_arguments,
@@ -185,11 +187,11 @@ MAKING: dict[str, tuple[str, Verb]] = {
     ),
     "remove": (
         "delete one that was installed",
-        Verb("Remove a skill that was installed.", "orch skills remove review", _remove_arguments, _remove),
+        Command("Remove a skill that was installed.", "orch skills remove review", _remove_arguments, _remove),
     ),
     "test": (
         "try one without a model",
-        Verb(
+        Command(
             "Try a skill offline: rules, files, scripts, its tests, and whether its description fits its prompts.",
             "orch skills test ./review",
             _test_arguments,
@@ -198,7 +200,7 @@ MAKING: dict[str, tuple[str, Verb]] = {
     ),
     "package": (
         "make one of a prompt, a template or a session",
-        Verb(
+        Command(
             "Make a skill of a prompt, a template or a session, as a folder or a zip file; or a zip file of a skill.",
             "orch skills package review --session 3 --output skills",
             _package_arguments,
@@ -229,10 +231,12 @@ def _list(arguments: Namespace) -> int:
     for row in rows:
         if row["why_off"]:
             print(
-                f"orch: {terminal.line(row['name'], 64)} is off: {terminal.line(row['why_off'], 400)}", file=sys.stderr
+                f"orch: {terminal.truncate_line(row['name'], 64)} is off: "
+                f"{terminal.truncate_line(row['why_off'], 400)}",
+                file=sys.stderr,
             )
-    text = terminal.columns([HEAD, *map(_cells, rows)], frozenset()) if rows else "no skills: see docs/skills.md"
-    command.say(arguments, rows, text)
+    text = terminal.format_columns([HEAD, *map(_cells, rows)], frozenset()) if rows else "no skills: see docs/skills.md"
+    command.print_result(arguments, rows, text)
     return 0
 
 
@@ -258,11 +262,11 @@ def _row(found: Found) -> dict[str, Any]:
 def _cells(row: dict[str, Any]) -> list[str]:
     on = "broken" if row["broken"] else "yes" if row["on"] else "no"
     return [
-        terminal.line(row["name"], 64),
+        terminal.truncate_line(row["name"], 64),
         row["where"],
         on,
         row["hash"][:SHOWN],
-        terminal.line(row["description"], 80),
+        terminal.truncate_line(row["description"], 80),
     ]
 
 
@@ -273,14 +277,14 @@ def _show_arguments(parser: ArgumentParser) -> None:
 
 def _place_of(arguments: Namespace) -> tuple[Path, Found | None]:
     """Return the folder of the skill that is meant: a path, or a name. Raises Failure."""
-    name = clean(arguments.name)
+    name = replace_invalid_utf8(arguments.name)
     if os.path.sep in name or name in (".", ".."):
         return Path(name).expanduser().absolute(), None
     there = _there(arguments)
     found = next((each for each in there if each.name == name), None)
     if found is None:
         known = ", ".join(each.name for each in there) or "none"
-        raise Failure(
+        raise CommandError(
             "SkillNotFoundError",
             f"there is no skill {name!r}; there are: {known}. A folder is one by its path: ./{name}",
             NOT_FOUND,
@@ -295,7 +299,7 @@ def _show(arguments: Namespace) -> int:
         raise ConfigError(f"{folder / FILES[0]}: {'; '.join(map(str, problems))}")
     files = sorted(path.relative_to(folder).as_posix() for path in skill_files(folder) if path != file_of(folder))
     row = (_row(found) if found is not None else {"path": str(folder)}) | msgspec.to_builtins(skill) | {"files": files}
-    command.say(arguments, row, _page(row, skill))
+    command.print_result(arguments, row, _page(row, skill))
     return 0
 
 
@@ -314,8 +318,8 @@ def _page(row: dict[str, Any], skill: SkillFile) -> str:
         "off": row.get("why_off", ""),
         "files": ", ".join(row["files"]),
     }
-    lines = [f"{name + ':':15}{terminal.line(str(value), 2000)}" for name, value in fields.items() if value]
-    return "\n".join((*lines, "", terminal.shown(skill.body)))
+    lines = [f"{name + ':':15}{terminal.truncate_line(str(value), 2000)}" for name, value in fields.items() if value]
+    return "\n".join((*lines, "", terminal.safe_for_stdout(skill.body)))
 
 
 def _whence(row: dict[str, Any] | None) -> str:
@@ -332,7 +336,7 @@ def _validate_arguments(parser: ArgumentParser) -> None:
 def _validate(arguments: Namespace) -> int:
     """Say of each folder what is wrong with it; 1 when anything is."""
     rows = []
-    for name in map(clean, arguments.folders):
+    for name in map(replace_invalid_utf8, arguments.folders):
         folder = Path(name).expanduser().absolute()
         try:
             skill, problems = check_skill(folder)
@@ -343,7 +347,7 @@ def _validate(arguments: Namespace) -> int:
         except ConfigError as error:
             wrong = [{"line": 0, "field": "", "problem": str(error)}]
         rows.append({"path": str(folder), "valid": not wrong, "problems": wrong})
-    command.say(arguments, rows, "\n".join(line for row in rows for line in _verdict(row)))
+    command.print_result(arguments, rows, "\n".join(line for row in rows for line in _verdict(row)))
     return 0 if all(row["valid"] for row in rows) else 1
 
 
@@ -351,14 +355,16 @@ def _verdict(row: dict[str, Any]) -> list[str]:
     path = terminal.safe(row["path"])
     if row["valid"]:
         return [f"{path}: a skill"]
-    problems = (Problem(each["line"], each["field"], each["problem"]) for each in row["problems"])
-    return [f"{path}: {terminal.line(str(each), 400)}" for each in problems]
+    problems = (SkillProblem(each["line"], each["field"], each["problem"]) for each in row["problems"])
+    return [f"{path}: {terminal.truncate_line(str(each), 400)}" for each in problems]
 
 
 def _of_project(arguments: Namespace) -> Path:
     place, found = _place_of(arguments)
     if found is not None and found.where != "project":
-        raise Failure("ConfigError", f"skill {found.name!r} is not a project's ({found.where}): it needs no trust", 2)
+        raise CommandError(
+            "ConfigError", f"skill {found.name!r} is not a project's ({found.where}): it needs no trust", 2
+        )
     return place
 
 
@@ -366,7 +372,7 @@ def _trust(arguments: Namespace) -> int:
     place = _of_project(arguments)
     skill = trust(place, paths.home(os.environ))
     said = f"trusted as it is now: {skill.name} in {terminal.safe(str(place))}"
-    command.say(arguments, {"trusted": str(place), "hash": skill.hash}, said)
+    command.print_result(arguments, {"trusted": str(place), "hash": skill.hash}, said)
     return 0
 
 
@@ -374,18 +380,18 @@ def _untrust(arguments: Namespace) -> int:
     place = _of_project(arguments)
     was = untrust(place, paths.home(os.environ))
     said = "no longer trusted" if was else "was not trusted"
-    command.say(arguments, {"untrusted": was}, f"{said}: {terminal.safe(str(place))}")
+    command.print_result(arguments, {"untrusted": was}, f"{said}: {terminal.safe(str(place))}")
     return 0
 
 
 VERBS = {
-    "skills": Group(
+    "skills": CommandGroup(
         "Skills: instructions for particular work, which agents read when they need them.",
         "orch skills list",
         {
             "list": (
                 "those there are for a folder",
-                Verb(
+                Command(
                     "List the skills for agents in a folder, with what each is for, or why it is off.",
                     "orch skills list --json",
                     folder_argument,
@@ -394,7 +400,7 @@ VERBS = {
             ),
             "show": (
                 "what one says",
-                Verb(
+                Command(
                     "Print a skill: what it is for, which tools and files it has, and its text.",
                     "orch skills show review",
                     _show_arguments,
@@ -403,7 +409,7 @@ VERBS = {
             ),
             "validate": (
                 "whether a folder is one",
-                Verb(
+                Command(
                     "Check folders by the rules of agentskills.io; exit code 1 when one breaks any.",
                     "orch skills validate ./review",
                     _validate_arguments,
@@ -413,7 +419,7 @@ VERBS = {
             **MAKING,
             "trust": (
                 "let agents read a project's, as it is now",
-                Verb(
+                Command(
                     "Trust a skill of a project's as it is now, after you have read it; a change asks anew.",
                     "orch skills trust review",
                     _show_arguments,
@@ -422,7 +428,7 @@ VERBS = {
             ),
             "untrust": (
                 "let them read it no more",
-                Verb("Forget that it was trusted.", "orch skills untrust review", _show_arguments, _untrust),
+                Command("Forget that it was trusted.", "orch skills untrust review", _show_arguments, _untrust),
             ),
         },
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...render import terminal
 from ...render.workspace import page, table
 from .. import command
-from ..command import Group, Verb, key_argument
+from ..command import Command, CommandGroup, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _asked(arguments: Namespace, about: str | None = None) -> dict[str, Any]:
 
 def _list(arguments: Namespace) -> int:
     shown = _asked(arguments, arguments.about)
-    command.say(arguments, shown, table(shown))
+    command.print_result(arguments, shown, table(shown))
     if not shown["artifacts"] and not arguments.json:
         why = "nothing yet" if shown["enabled"] else "nothing: workspace.enabled lets agents keep track of it"
         print(f"orch: it has {why}", file=sys.stderr)
@@ -46,7 +46,7 @@ def _names(parser: ArgumentParser) -> None:
 def _show(arguments: Namespace) -> int:
     there = _asked(arguments)["artifacts"]
     chosen = [_chosen(there, name) for name in arguments.names]
-    command.say(arguments, chosen, "\n\n".join(map(page, chosen)))
+    command.print_result(arguments, chosen, "\n\n".join(map(page, chosen)))
     return 0
 
 
@@ -57,8 +57,8 @@ def _chosen(there: list[dict[str, Any]], name: str) -> dict[str, Any]:
         return found[0]
     if found:
         which = ", ".join(each["name"] for each in found)
-        raise Failure("AmbiguousRefError", f"{name[:80]!r} may be any of {which}: write the whole name", 2)
-    raise Failure(
+        raise CommandError("AmbiguousRefError", f"{name[:80]!r} may be any of {which}: write the whole name", 2)
+    raise CommandError(
         "EntryNotFoundError", f"there is no {name[:80]!r} in it; `orch workspace list` shows what there is", 3
     )
 
@@ -71,20 +71,20 @@ def _arrange(arguments: Namespace, **change: Any) -> dict[str, Any]:
 
 def _pin(arguments: Namespace) -> int:
     arranged = _arrange(arguments, pin=arguments.names)
-    command.say(arguments, arranged, "\n".join(map(terminal.safe, arranged["pinned"])))
+    command.print_result(arguments, arranged, "\n".join(map(terminal.safe, arranged["pinned"])))
     return 0
 
 
 def _unpin(arguments: Namespace) -> int:
     arranged = _arrange(arguments, unpin=arguments.names)
-    command.say(arguments, arranged, "\n".join(map(terminal.safe, arranged["unpinned"])))
+    command.print_result(arguments, arranged, "\n".join(map(terminal.safe, arranged["unpinned"])))
     return 0
 
 
 def _prune_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
     parser.add_argument("names", metavar="NAME", nargs="*", help="what to forget; none: what is out of use or too much")
-    parser.add_argument("--turns", type=command.number, metavar="N", help="what was not used for so many turns")
+    parser.add_argument("--turns", type=command.positive_int, metavar="N", help="what was not used for so many turns")
     parser.add_argument("--bytes", type=command.count, metavar="N", help="the largest, until all together have so many")
 
 
@@ -96,30 +96,30 @@ def _prune(arguments: Namespace) -> int:
         turns=arguments.turns,
         bytes=arguments.bytes,
     )
-    command.say(arguments, arranged, "\n".join(map(terminal.safe, arranged["dropped"])))
+    command.print_result(arguments, arranged, "\n".join(map(terminal.safe, arranged["dropped"])))
     return 0
 
 
 ACTIONS = {
     "list": (
         "what there is, with where it is from",
-        Verb("List what an agent has at hand.", "orch workspace list latest", _about_arguments, _list),
+        Command("List what an agent has at hand.", "orch workspace list latest", _about_arguments, _list),
     ),
     "show": (
         "one object with all that is known of it",
-        Verb("Show objects.", "orch workspace show latest src/pump.py", _names, _show),
+        Command("Show objects.", "orch workspace show latest src/pump.py", _names, _show),
     ),
     "pin": (
         "let it be told of first, and never forgotten",
-        Verb("Pin objects, and print their names.", "orch workspace pin latest value:frame", _names, _pin),
+        Command("Pin objects, and print their names.", "orch workspace pin latest value:frame", _names, _pin),
     ),
     "unpin": (
         "let it be like others again",
-        Verb("Unpin objects, and print their names.", "orch workspace unpin latest value:frame", _names, _unpin),
+        Command("Unpin objects, and print their names.", "orch workspace unpin latest value:frame", _names, _unpin),
     ),
     "prune": (
         "forget what is out of use, or what is named",
-        Verb(
+        Command(
             "Forget objects, and print their names. What they stand for stays.",
             "orch workspace prune latest --turns 10",
             _prune_arguments,
@@ -127,4 +127,4 @@ ACTIONS = {
         ),
     ),
 }
-VERBS = {"workspace": Group("What an agent has at hand.", "orch workspace list latest", ACTIONS)}
+VERBS = {"workspace": CommandGroup("What an agent has at hand.", "orch workspace list latest", ACTIONS)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...render import terminal
 from ...render.archives import entry_range, numbered_entries, pages, search_hits, table
 from .. import command
 from ..agents.query import agreed, code_of, query, query_arguments
-from ..command import Group, Verb
+from ..command import Command, CommandGroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ def _optional_ref(parser: ArgumentParser) -> None:
 
 def _in(parser: ArgumentParser) -> None:
     told = "only those of an agent and of agents below it"
-    parser.add_argument("--in", dest="ref", metavar="REF", action=command.Once, help=told)
+    parser.add_argument("--in", dest="ref", metavar="REF", action=command.SetOnce, help=told)
 
 
 def _list(arguments: Namespace) -> int:
     connection = Connection()
     rows = connection.call("archives", {"ref": arguments.ref})
-    command.say(arguments, rows, table(rows) if rows else "")
+    command.print_result(arguments, rows, table(rows) if rows else "")
     if not rows and not arguments.json:
         settings = connection.call("daemon_status").get("settings", {})
         hint = "; archival.enabled in the configuration turns it on"
@@ -45,13 +45,15 @@ def _list(arguments: Namespace) -> int:
 def _search_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("query", metavar="QUERY", help="what to look for; - reads it from stdin")
     _in(parser)
-    parser.add_argument("--limit", type=command.number, default=10, metavar="N", help="at most so many places (10)")
+    parser.add_argument(
+        "--limit", type=command.positive_int, default=10, metavar="N", help="at most so many places (10)"
+    )
 
 
 def _search(arguments: Namespace) -> int:
     params = {"query": command.text(arguments.query), "ref": arguments.ref, "limit": arguments.limit}
     hits = Connection().call("search_archive", params)
-    command.say(arguments, hits, search_hits(hits))
+    command.print_result(arguments, hits, search_hits(hits))
     if not hits and not arguments.json:
         print("orch: nothing in the archives resembles that", file=sys.stderr)
     return 0
@@ -72,7 +74,7 @@ def _read(arguments: Namespace) -> int:
     first, last = entry_range(arguments.entries)
     params = {"id": arguments.id, "first": first, "last": last}
     entries = numbered_entries(Connection().call("read_archive", params), arguments.id, first)
-    command.say(arguments, entries, "" if arguments.json else pages(entries))
+    command.print_result(arguments, entries, "" if arguments.json else pages(entries))
     return 0
 
 
@@ -85,15 +87,17 @@ def _map_arguments(parser: ArgumentParser) -> None:
 
 def _map(arguments: Namespace) -> int:
     if bool(arguments.ids) == (arguments.ref is not None):
-        raise Failure("UsageError", "say whom to ask: ids of archives, or --in REF; see: orch archive list", 2)
+        raise CommandError("UsageError", "say whom to ask: ids of archives, or --in REF; see: orch archive list", 2)
     connection = Connection()
     ids = arguments.ids or _parts(connection.call("archives", {"ref": arguments.ref}))
     if not ids:
-        raise Failure("AgentNotFoundError", f"agent {arguments.ref} has archived nothing; see: orch archive list", 3)
+        raise CommandError(
+            "AgentNotFoundError", f"agent {arguments.ref} has archived nothing; see: orch archive list", 3
+        )
     params = {"refs": ids, "prompt": command.text(arguments.prompt), "timeout": arguments.timeout}
     mapped = connection.call("map", params)
     replies = [each | {"reply": agreed(each["reply"]) if each["reply"] else None} for each in mapped]
-    command.say(arguments, replies, "\n\n".join(map(_answer, replies)))
+    command.print_result(arguments, replies, "\n\n".join(map(_answer, replies)))
     codes = {1 if each["error"] is not None else code_of(each["reply"]) for each in replies}
     return 1 if 1 in codes else max(codes, default=0)
 
@@ -106,13 +110,17 @@ def _parts(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _answer(mapped: dict[str, Any]) -> str:
-    said = terminal.shown(mapped["reply"]["text"]) if mapped["reply"] else f"error: {terminal.safe(mapped['error'])}"
+    said = (
+        terminal.safe_for_stdout(mapped["reply"]["text"])
+        if mapped["reply"]
+        else f"error: {terminal.safe(mapped['error'])}"
+    )
     return f"{mapped['ref']}:\n{said}"
 
 
 def _export_arguments(parser: ArgumentParser) -> None:
     _optional_ref(parser)
-    command.output(parser)
+    command.output_argument(parser)
     parser.add_argument(
         "--format", choices=["jsonl", "md"], default="jsonl", help="JSON lines (the default), or Markdown to be read"
     )
@@ -125,9 +133,9 @@ def _export(arguments: Namespace) -> int:
     rows = connection.call("archives", {"ref": arguments.ref})
     told = export(connection, rows, arguments.output, arguments.format)
     if arguments.output != "-":
-        much = f"{terminal.counted(told['archives'], 'archive')}, {terminal.counted(told['messages'], 'message')}"
+        much = f"{terminal.pluralize(told['archives'], 'archive')}, {terminal.pluralize(told['messages'], 'message')}"
         said = f"{much}: {terminal.safe(arguments.output)}"
-        command.say(arguments, told, said)
+        command.print_result(arguments, told, said)
     for id, why in told["unread"].items():
         print(f"orch: archive {id} is left out: {terminal.safe(why)}", file=sys.stderr)
     return int(bool(told["unread"]))
@@ -135,7 +143,7 @@ def _export(arguments: Namespace) -> int:
 
 def _prune_arguments(parser: ArgumentParser) -> None:
     told = "what was archived longer ago: 90m, 12h, 30d, 8w"
-    parser.add_argument("--older", metavar="AGE", required=True, action=command.Once, help=told)
+    parser.add_argument("--older", metavar="AGE", required=True, action=command.SetOnce, help=told)
     _in(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and delete nothing")
 
@@ -144,17 +152,17 @@ def _prune(arguments: Namespace) -> int:
     params = {"older": arguments.older, "ref": arguments.ref, "dry_run": arguments.dry_run}
     pruned = Connection().call("prune", params)
     rows = pruned["archives"]
-    return command.say_deleted(arguments, pruned, rows, "archive", table)
+    return command.print_deleted(arguments, pruned, rows, "archive", table)
 
 
 ACTIONS = {
     "list": (
         "archives, by agent, oldest first",
-        Verb("List what agents have archived.", "orch archive list reader", _optional_ref, _list),
+        Command("List what agents have archived.", "orch archive list reader", _optional_ref, _list),
     ),
     "search": (
         "places where something stands, for nothing",
-        Verb(
+        Command(
             "Find text in archives: words, paths, figures, errors. Prints id, entry, passage; asks no model.",
             "orch archive search 'pressure 4.2 bar' --in reader",
             _search_arguments,
@@ -163,13 +171,13 @@ ACTIONS = {
     ),
     "read": (
         "entries of an archive, exactly as they were",
-        Verb(
+        Command(
             "Print entries of an archive, exactly as they were.", "orch archive read b0d9f3 3-7", _read_arguments, _read
         ),
     ),
     "query": (
         "ask what holds an archive",
-        Verb(
+        Command(
             "Ask what holds an archive: it answers from that, with entries. The same as orch query.",
             'orch archive query b0d9f3 "Which port was open?"',
             query_arguments,
@@ -178,7 +186,7 @@ ACTIONS = {
     ),
     "map": (
         "ask several the same",
-        Verb(
+        Command(
             "Ask several archives the same, or all of an agent's. Exits with 1 when one of them cannot answer.",
             'orch archive map "Which ports were open?" --in reader',
             _map_arguments,
@@ -187,7 +195,7 @@ ACTIONS = {
     ),
     "export": (
         "everything that is archived, for other tools",
-        Verb(
+        Command(
             "Write all archives out, whole: a line of JSON for each, its row with its messages; or as Markdown.",
             "orch archive export reader --output reader.jsonl",
             _export_arguments,
@@ -196,7 +204,7 @@ ACTIONS = {
     ),
     "prune": (
         "delete old ones for good",
-        Verb(
+        Command(
             "Delete for good what was archived long ago: messages, words of the index, what holders were asked. What a "
             "conversation shows stays. Exits with 4 when an agent is at work: then its archives stay.",
             "orch archive prune --older 30d --dry-run",
@@ -207,7 +215,7 @@ ACTIONS = {
 }
 
 VERBS = {
-    "archive": Group(
+    "archive": CommandGroup(
         "What agents have archived: list it, find it, read it, ask it, take it along, delete it.",
         "orch archive search 'pressure 4.2 bar'",
         ACTIONS,

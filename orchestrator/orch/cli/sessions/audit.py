@@ -6,10 +6,10 @@ import os
 import sys
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...render.audit import table
 from .. import command
-from ..command import Verb
+from ..command import Command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +38,10 @@ def _audit(arguments: Namespace) -> int:
     for row in remarks:
         print(f"orch: line {row.line}: {row.remark}", file=sys.stderr)
     if turn is not None and all(row.turn != turn for row in rows):
-        raise Failure("EntryNotFoundError", f"it has no query {turn!r}: --json alone tells which it has, as `turn`", 3)
-    command.say(arguments, [msgspec.to_builtins(row) for row in rows], table(rows))
+        raise CommandError(
+            "EntryNotFoundError", f"it has no query {turn!r}: --json alone tells which it has, as `turn`", 3
+        )
+    command.print_result(arguments, [msgspec.to_builtins(row) for row in rows], table(rows))
     return 1 if remarks else 0
 
 
@@ -51,7 +53,7 @@ def _file(key: str) -> str:
     connection = Connection()
     try:
         state = connection.call("state", {"ref": key})
-    except Failure as failure:
+    except CommandError as failure:
         if failure.kind != "AgentNotFoundError" or not (looks or os.path.isfile(key)):
             raise
         return key
@@ -63,7 +65,7 @@ def _file(key: str) -> str:
 ACTIONS = {
     "audit": (
         "everything that happened in it, as the chain of its file has it",
-        Verb(
+        Command(
             "Show everything that a session's file says happened: prompts, calls and their arguments, results, "
             "replies, what they took, branches, archives. Each line is checked against the one before "
             "it; exits with 1 where one does not fit. It cannot be switched off.",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...config.output_file import write_out
-from ...render.terminal import dump
+from ...render.terminal import to_json
 from ...sessions.html_page import block_of_page
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ def export(connection: Connection, rows: list[dict[str, Any]], output: str, form
     try:
         write_out(output, pages)
     except OSError as error:
-        raise Failure("OSError", f"{output} cannot be written: {error.strerror or error}") from error
+        raise CommandError("OSError", f"{output} cannot be written: {error.strerror or error}") from error
     return told
 
 
@@ -44,14 +44,14 @@ def _pages(connection: Connection, rows: list[dict[str, Any]], format: str, told
     for row in rows:
         try:
             messages = connection.call("read_archive", {"id": row["id"]})
-        except Failure as failure:
+        except CommandError as failure:
             if failure.kind not in LEFT_OUT:
                 raise
             told["unread"][row["id"]] = str(failure)
             continue
         told["archives"] += 1
         told["messages"] += len(messages)
-        yield markdown(row, messages) if format == "md" else f"{dump({'holder': row, 'messages': messages})}\n"
+        yield markdown(row, messages) if format == "md" else f"{to_json({'holder': row, 'messages': messages})}\n"
 
 
 def markdown(row: dict[str, Any], messages: list[dict[str, Any]]) -> str:

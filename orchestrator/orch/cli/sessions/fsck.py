@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...render import terminal
 from .. import command
-from ..command import Verb
+from ..command import Command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,20 +22,20 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY|FILE", help="number, id, beginning of one, or name of an agent; or a file")
     parser.add_argument("--repair", action="store_true", help="write a mended copy; the damaged file is kept")
     told = "where the mended copy of a file goes (FILE.mended)"
-    parser.add_argument("--output", metavar="FILE", type=command.file, action=command.Once, help=told)
+    parser.add_argument("--output", metavar="FILE", type=command.file, action=command.SetOnce, help=told)
 
 
 def _fsck(arguments: Namespace) -> int:
     file, output = command.is_file(arguments.key), arguments.output is not None
     if output and not (arguments.repair and (file or os.path.isfile(arguments.key))):
-        raise Failure("UsageError", "--output goes with --repair and a file: a session has its place", 2)
+        raise CommandError("UsageError", "--output goes with --repair and a file: a session has its place", 2)
     try:
         checked = _of_file(arguments) if file or output else _of_agent(arguments)
-    except Failure as failure:
+    except CommandError as failure:
         if failure.kind != "AgentNotFoundError" or not os.path.isfile(arguments.key):
             raise
         checked = _of_file(arguments)  # whatever it is called: no agent is
-    command.say(arguments, checked, page(checked))
+    command.print_result(arguments, checked, page(checked))
     return 1 if checked["found"] and not checked["kept"] else 0
 
 
@@ -86,7 +86,7 @@ def page(checked: dict[str, Any]) -> str:
 ACTIONS = {
     "fsck": (
         "what is wrong with one session, and a mended copy",
-        Verb(
+        Command(
             "Look for damage in a session: an agent's, or a file of whichever program. With --repair a mended copy is "
             "written and the damaged file kept; exits with 1 when something is wrong and stays so.",
             "orch session fsck reader --repair",

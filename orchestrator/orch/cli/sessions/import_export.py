@@ -6,11 +6,11 @@ import os
 import sys
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...render import terminal
 from .. import command
-from ..agents.spawn import kind_arguments, kind_params
-from ..command import Verb, key_argument
+from ..agents.spawn import agent_option_params, agent_options
+from ..command import Command, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,15 +28,17 @@ def _import_arguments(parser: ArgumentParser) -> None:
         "files", metavar="FILE", nargs="+", help="sessions of ours or pi's, rows of transcripts, plain messages"
     )
     parser.add_argument("--repair", action="store_true", help="set right what is damaged, and say what that was")
-    parser.add_argument("--which", type=command.number, metavar="N", help="of several conversations in a file this one")
-    kind_arguments(parser)
+    parser.add_argument(
+        "--which", type=command.positive_int, metavar="N", help="of several conversations in a file this one"
+    )
+    agent_options(parser)
 
 
 def _import(arguments: Namespace) -> int:
     if arguments.name is not None and len(arguments.files) > 1:
-        raise Failure("UsageError", "--name names one agent: import one file at a time with it", 2)
+        raise CommandError("UsageError", "--name names one agent: import one file at a time with it", 2)
     arguments.dry_run = False
-    params, says = kind_params(arguments)
+    params, says = agent_option_params(arguments)
     asked = {"here": os.getcwd(), "repair": arguments.repair, "which": arguments.which}
     asked["agent"] = params if arguments.cwd is not None else params | {"cwd": None}  # the file may say
     connection = Connection()
@@ -50,7 +52,7 @@ def _import(arguments: Namespace) -> int:
             _remark(file, imported[-1], json=arguments.json)
     finally:
         if imported:  # these are there, whatever becomes of the others
-            command.say(arguments, imported if len(arguments.files) > 1 else imported[0], "")
+            command.print_result(arguments, imported if len(arguments.files) > 1 else imported[0], "")
     if says is not None and sys.stderr.isatty():
         print(says, file=sys.stderr)
     return 0
@@ -61,11 +63,11 @@ def _remark(file: str, imported: dict[str, Any], *, json: bool) -> None:
     if json:
         return
     name = terminal.safe(os.path.basename(file))
-    much = f"{terminal.counted(imported['messages'], 'message')}, {imported['shape']}"
+    much = f"{terminal.pluralize(imported['messages'], 'message')}, {imported['shape']}"
     if imported["branches"]:
         much += f", {imported['branches']} other ends of it"
     if imported["below"]:
-        much += f", {terminal.counted(len(imported['below']), 'subagent')}: {', '.join(imported['below'])}"
+        much += f", {terminal.pluralize(len(imported['below']), 'subagent')}: {', '.join(imported['below'])}"
     print(f"orch: {name}: {much}", file=sys.stderr)
     for repair in imported["repairs"]:
         print(f"orch: {name}: {terminal.safe(repair)}", file=sys.stderr)
@@ -80,14 +82,14 @@ def _export_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=CHOICES, default="pi", help="pi (the default); a page; messages for an API; or as it is"
     )
-    command.output(parser)
+    command.output_argument(parser)
 
 
 def _export(arguments: Namespace) -> int:
-    from ...sessions.export import written
+    from ...sessions.export import export_pages
 
     row = _agent(arguments.key)
-    pages, notes = written(row, arguments.format)
+    pages, notes = export_pages(row, arguments.format)
     _write(arguments, row.id, pages, notes)
     return 0
 
@@ -114,16 +116,16 @@ def _write(arguments: Namespace, id: str, pages: Iterable[str], notes: list[str]
             write_out(arguments.output, pages)
         except OSError as error:
             said = f"{arguments.output} cannot be written: {error.strerror or error}"
-            raise Failure("OSError", said) from error
+            raise CommandError("OSError", said) from error
         told = {"id": id, "output": arguments.output, "notes": notes}
-        command.say(arguments, told, terminal.safe(arguments.output))
+        command.print_result(arguments, told, terminal.safe(arguments.output))
     for note in notes:
         print(f"orch: {terminal.safe(note)}", file=sys.stderr)
 
 
 def _test_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
-    command.output(parser)
+    command.output_argument(parser)
 
 
 def _to_test(arguments: Namespace) -> int:
@@ -134,13 +136,13 @@ def _to_test(arguments: Namespace) -> int:
     from orch_worker.memory.notes import make_memory
 
     from ...regression.generate_test import source_of
-    from ...regression.replay_agent import told_again
-    from ...sessions.export import found_of
+    from ...regression.replay_agent import replay_session
+    from ...sessions.export import read_agent_conversation
 
     row = _agent(arguments.key)
     spec = msgspec.convert(Connection().call("spec", {"ref": row.id}), AgentSpec)
-    found = found_of(row)
-    story = told_again(found, spec, make_memory(spec.memory).notes() if spec.memory is not None else ())
+    found = read_agent_conversation(row)
+    story = replay_session(found, spec, make_memory(spec.memory).notes() if spec.memory is not None else ())
     notes = ["what a function of the program decided is not asked again"] if spec.policy.asks_root else []
     if any(isinstance(entry, ArchiveEntry | CompactionEntry) for entry in found.entries) and "shortened" not in story:
         notes.append("nothing gives way in the test: what was archived or compacted is told whole")
@@ -151,7 +153,7 @@ def _to_test(arguments: Namespace) -> int:
 ACTIONS = {
     "import": (
         "an agent that goes on with a conversation from a file",
-        Verb(
+        Command(
             "Make agents of conversations in files, and print their ids: sessions of pi and of ours, transcripts of "
             "coding assistants, lists of messages. The files are only read.",
             "orch session import talk.jsonl --name talk",
@@ -161,7 +163,7 @@ ACTIONS = {
     ),
     "export": (
         "a conversation for other programs, or as a page",
-        Verb(
+        Command(
             "Write an agent's conversation out, whole: for pi, as Markdown or HTML, as messages for an API.",
             "orch session export reader --format html --output reader.html",
             _export_arguments,
@@ -170,7 +172,7 @@ ACTIONS = {
     ),
     "to-test": (
         "a conversation as a test that tells it again",
-        Verb(
+        Command(
             "Write a pytest module that tells a conversation again: model and tools answer as recorded, and what a "
             "model would be sent is compared.",
             "orch session to-test reader --output test_reader.py",

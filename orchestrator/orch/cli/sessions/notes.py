@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from ...client.connection import Connection
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...render import terminal
-from ...render.terminal import dump
+from ...render.terminal import to_json
 from .. import command
-from ..command import Verb, key_argument
+from ..command import Command, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ __all__ = ["ACTIONS"]
 def _inform_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
     parser.add_argument("text", metavar="TEXT", help="what the model is to know; - reads it from stdin")
-    parser.add_argument("--kind", action=command.Once, help="what it is, for programs (note)")
+    parser.add_argument("--kind", action=command.SetOnce, help="what it is, for programs (note)")
     parser.add_argument("--hidden", action="store_true", help="people are not shown it, where a program asks whether")
 
 
 def _inform(arguments: Namespace) -> int:
     told = {"type": "inform", "custom_type": arguments.kind or "note", "text": command.text(arguments.text)}
     changed = _changed(arguments, told | {"display": not arguments.hidden})
-    command.say(arguments, changed, changed["entry"])
+    command.print_result(arguments, changed, changed["entry"])
     return 0
 
 
@@ -45,9 +45,9 @@ def _keep(arguments: Namespace) -> int:
         json.dumps(data, allow_nan=False)  # Python reads NaN, and what is too large as infinite
     except (ValueError, RecursionError) as error:
         what = 'what is kept is JSON, such as {"count": 3} or "text"'
-        raise Failure("UsageError", f"{what}: {error}", 2) from error
+        raise CommandError("UsageError", f"{what}: {error}", 2) from error
     changed = _changed(arguments, {"type": "custom", "custom_type": arguments.kind, "data": data})
-    command.say(arguments, changed, changed["entry"])
+    command.print_result(arguments, changed, changed["entry"])
     return 0
 
 
@@ -58,8 +58,10 @@ def _kept_arguments(parser: ArgumentParser) -> None:
 
 def _kept(arguments: Namespace) -> int:
     rows = Connection().call("kept", {"ref": arguments.key, "custom_type": arguments.kind})
-    cells = [[row["entry"], terminal.safe(row["custom_type"]), terminal.safe(dump(row["data"]))] for row in rows]
-    command.say(arguments, rows, terminal.columns([["ENTRY", "KIND", "DATA"], *cells], frozenset()) if cells else "")
+    cells = [[row["entry"], terminal.safe(row["custom_type"]), terminal.safe(to_json(row["data"]))] for row in rows]
+    command.print_result(
+        arguments, rows, terminal.format_columns([["ENTRY", "KIND", "DATA"], *cells], frozenset()) if cells else ""
+    )
     return 0
 
 
@@ -72,7 +74,7 @@ def _changed(arguments: Namespace, change: dict[str, Any]) -> dict[str, Any]:
 ACTIONS = {
     "inform": (
         "tell the model something between turns, without asking",
-        Verb(
+        Command(
             "Put something before the model, which it reads with the next question. Prints the entry's id.",
             "orch session inform reader 'Valve 7 was replaced.'",
             _inform_arguments,
@@ -81,7 +83,7 @@ ACTIONS = {
     ),
     "keep": (
         "keep JSON data with a session, which no model is told",
-        Verb(
+        Command(
             "Keep data with a session, for programs alone. Prints the entry's id.",
             "orch session keep reader progress '{\"page\": 7}'",
             _keep_arguments,
@@ -90,7 +92,7 @@ ACTIONS = {
     ),
     "kept": (
         "what is kept with a session",
-        Verb(
+        Command(
             "Print what programs keep with a session, in order, as far as the conversation went past it.",
             "orch session kept reader progress",
             _kept_arguments,

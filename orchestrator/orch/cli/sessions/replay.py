@@ -19,12 +19,12 @@ from orch_worker.backends.models import Model, load, price_at
 
 from ...archival.plan.economics import Prices, prices_of
 from ...config import paths
-from ...render.terminal import dump, safe
+from ...render.terminal import safe, to_json
 from ...replay import plot
 from ...replay.policies import DEFAULT, NAMES
 from ...replay.readers import read_recordings
-from ...replay.report import USD_PER_MILLION, Terms, replay, report, table
-from ..command import Verb
+from ...replay.report import USD_PER_MILLION, ReplayPricing, replay, report, table
+from ..command import Command
 from ..scratch import scratch
 
 __all__ = ["VERBS"]
@@ -50,7 +50,7 @@ def _replay(arguments: Namespace) -> int:
         each = [len(recording.calls) for recording in recordings]
         plot.draw(outcomes, each, picture, usd=terms.usd, title=_title(files))
     if arguments.json:
-        print(dump(data))
+        print(to_json(data))
         return 0
     told = data["recorded"]
     print(f"{len(recordings)} conversations, {calls} model calls" if len(recordings) > 1 else f"{calls} model calls")
@@ -68,7 +68,7 @@ def _title(files: list[Path]) -> str:
     return ", ".join(file.name for file in files[:TITLED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _terms(arguments: Namespace) -> Terms:
+def _terms(arguments: Namespace) -> ReplayPricing:
     prices, usd = Prices(), USD_PER_MILLION
     if arguments.model is not None:
         model = _model(arguments.model)
@@ -86,7 +86,7 @@ def _terms(arguments: Namespace) -> Terms:
     numbers = [value for value in (*given.values(), *given["prices"].values()) if isinstance(value, (int, float))]
     if not all(0 <= value < math.inf for value in numbers) or not arguments.window or not arguments.summary_tokens:
         raise ConfigError("prices and sizes are numbers from 0, --window and --summary-tokens from 1")
-    return msgspec.convert(given, Terms)
+    return msgspec.convert(given, ReplayPricing)
 
 
 def _model(name: str) -> Model:
@@ -160,7 +160,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 VERBS = {
-    "replay": Verb(
+    "replay": Command(
         "Replay recorded sessions under other policies: cost, size, and what can still be found. Offline.",
         "orch replay session.jsonl --policy none,compaction,auto",
         _arguments,

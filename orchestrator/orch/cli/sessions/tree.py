@@ -9,7 +9,7 @@ from ...client.connection import Connection
 from ...render import terminal
 from ...render.sessions import LAST, compaction, latest, page, table, tree_lines
 from .. import command
-from ..command import Verb, key_argument
+from ..command import Command, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _list_arguments(parser: ArgumentParser) -> None:
 
 def _list(arguments: Namespace) -> int:
     rows = latest(Connection().call("list", {"all": arguments.all, "runs": arguments.runs or not arguments.json}))
-    command.say(arguments, rows, table(command.without_deleted(rows)) if rows else "")
+    command.print_result(arguments, rows, table(command.without_deleted(rows)) if rows else "")
     if not rows and not arguments.json:
         print("orch: there is no session yet; orch spawn TASK begins one", file=sys.stderr)
     return 0
@@ -49,7 +49,7 @@ def _list(arguments: Namespace) -> int:
 
 def _show(arguments: Namespace) -> int:
     shown = _session(arguments, None if arguments.json else LAST)
-    command.say(arguments, shown, "" if arguments.json else page(shown))
+    command.print_result(arguments, shown, "" if arguments.json else page(shown))
     return 0
 
 
@@ -60,7 +60,7 @@ def _tree_arguments(parser: ArgumentParser) -> None:
 
 def _tree(arguments: Namespace) -> int:
     shown = _session(arguments, None)
-    command.say(
+    command.print_result(
         arguments, shown, "" if arguments.json else "\n".join(tree_lines(shown["entries"], every=arguments.all))
     )
     return 0
@@ -89,7 +89,7 @@ def _move(arguments: Namespace, *, ask_anew: bool) -> int:
     summary = command.text(arguments.summary) if arguments.summary is not None else None
     move = {"type": "move", "to": arguments.entry, "summary": summary, "summarise": arguments.summarise}
     changed = _change(arguments, move, ask_anew=ask_anew)
-    command.say(arguments, changed, terminal.shown(changed["text"] or "") if ask_anew else "")
+    command.print_result(arguments, changed, terminal.safe_for_stdout(changed["text"] or "") if ask_anew else "")
     return 0
 
 
@@ -101,7 +101,7 @@ def _label_arguments(parser: ArgumentParser) -> None:
 
 def _label(arguments: Namespace) -> int:
     changed = _change(arguments, {"type": "label", "target": arguments.entry, "label": arguments.label})
-    command.say(arguments, changed, "")
+    command.print_result(arguments, changed, "")
     return 0
 
 
@@ -111,7 +111,7 @@ def _title_arguments(parser: ArgumentParser) -> None:
 
 
 def _title(arguments: Namespace) -> int:
-    command.say(arguments, _change(arguments, {"type": "name", "name": arguments.title}), "")
+    command.print_result(arguments, _change(arguments, {"type": "name", "name": arguments.title}), "")
     return 0
 
 
@@ -122,7 +122,7 @@ def _model_arguments(parser: ArgumentParser) -> None:
 
 def _model(arguments: Namespace) -> int:
     changed = _change(arguments, {"type": "model", "model": arguments.model})
-    command.say(arguments, changed, terminal.safe(changed["model"]))
+    command.print_result(arguments, changed, terminal.safe(changed["model"]))
     return 0
 
 
@@ -133,7 +133,7 @@ def _thinking_arguments(parser: ArgumentParser) -> None:
 
 def _thinking(arguments: Namespace) -> int:
     changed = _change(arguments, {"type": "thinking", "level": arguments.level})
-    command.say(arguments, changed, changed["thinking"])
+    command.print_result(arguments, changed, changed["thinking"])
     return 0
 
 
@@ -145,7 +145,7 @@ def _compact_arguments(parser: ArgumentParser) -> None:
 def _compact(arguments: Namespace) -> int:
     asked = {"ref": arguments.key, "instructions": command.text(arguments.instructions)}
     done = Connection().call("compact", asked)
-    command.say(arguments, done, "" if arguments.json else compaction(done))
+    command.print_result(arguments, done, "" if arguments.json else compaction(done))
     return 0
 
 
@@ -154,25 +154,25 @@ def _fork_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "entry", metavar="ENTRY", nargs="?", help="what the copy ends with (the end): id, beginning of one, or label"
     )
-    parser.add_argument("--name", action=command.Once, help="a name for the other agent")
-    parser.add_argument("--model", action=command.Once, metavar="MODEL", help="another model that is to answer")
+    parser.add_argument("--name", action=command.SetOnce, help="a name for the other agent")
+    parser.add_argument("--model", action=command.SetOnce, metavar="MODEL", help="another model that is to answer")
 
 
 def _fork(arguments: Namespace) -> int:
     asked = {"ref": arguments.key, "at": arguments.entry, "name": arguments.name, "model": arguments.model}
     forked = Connection().call("fork", asked)
-    command.say(arguments, forked, forked["id"])
+    command.print_result(arguments, forked, forked["id"])
     return 0
 
 
 ACTIONS = {
     "list": (
         "sessions, those that were active last first",
-        Verb("List sessions: one an agent, the latest first.", "orch session list", _list_arguments, _list),
+        Command("List sessions: one an agent, the latest first.", "orch session list", _list_arguments, _list),
     ),
     "show": (
         "one session: where it is, its branches, what was said last",
-        Verb(
+        Command(
             "Show a session. With --json all of its entries, each with its head.",
             "orch session show latest",
             key_argument,
@@ -181,7 +181,7 @@ ACTIONS = {
     ),
     "tree": (
         "everything that was said, branch by branch",
-        Verb(
+        Command(
             "Draw the tree of a session; * is what the conversation has now.",
             "orch session tree reader",
             _tree_arguments,
@@ -190,7 +190,7 @@ ACTIONS = {
     ),
     "checkout": (
         "let a conversation go on behind an entry it had",
-        Verb(
+        Command(
             "Let a conversation go on behind an entry. What was said since stays, on a branch of its own.",
             "orch session checkout reader 1f22a6cc",
             _checkout_arguments,
@@ -199,7 +199,7 @@ ACTIONS = {
     ),
     "branch": (
         "the same, but before a question, which is printed",
-        Verb(
+        Command(
             "Go back before a question and print it, to be asked in other words; behind any other entry as checkout.",
             "orch session branch reader 1f22a6cc",
             _checkout_arguments,
@@ -208,7 +208,7 @@ ACTIONS = {
     ),
     "label": (
         "name an entry, so that it is found again",
-        Verb(
+        Command(
             "Give an entry a name, or take it away.",
             "orch session label reader 1f22a6cc start",
             _label_arguments,
@@ -217,11 +217,11 @@ ACTIONS = {
     ),
     "title": (
         "name a session",
-        Verb("Give a session a name, or take it away.", "orch session title reader pumps", _title_arguments, _title),
+        Command("Give a session a name, or take it away.", "orch session title reader pumps", _title_arguments, _title),
     ),
     "model": (
         "let another model go on with a conversation",
-        Verb(
+        Command(
             "Let another model answer from here on, between turns, and print it. Going back before here undoes that.",
             "orch session model reader local",
             _model_arguments,
@@ -230,7 +230,7 @@ ACTIONS = {
     ),
     "thinking": (
         "let the model of a conversation think more, or less",
-        Verb(
+        Command(
             "Let the model think so much from here on; print the level that it is told, which is the next that it has.",
             "orch session thinking reader high",
             _thinking_arguments,
@@ -239,7 +239,7 @@ ACTIONS = {
     ),
     "compact": (
         "let what was said first give way to a summary",
-        Verb(
+        Command(
             "Compact a conversation between turns: a summary takes the place of all but the last ones.",
             "orch session compact reader --instructions 'Keep every figure.'",
             _compact_arguments,
@@ -248,7 +248,7 @@ ACTIONS = {
     ),
     "fork": (
         "another agent with a copy of a conversation",
-        Verb(
+        Command(
             "Make another agent whose session is a copy of one path, archives included, and print its id.",
             "orch session fork reader 1f22a6cc --name second",
             _fork_arguments,

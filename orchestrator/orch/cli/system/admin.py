@@ -6,12 +6,12 @@ import os
 import sys
 
 from ...client.connection import GONE, NOT_RUNNING, Connection, await_end
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...config import paths
 from ...render.approvals import expiry, permission_lines
 from ...render.config import table, toml_value
-from ...render.terminal import dump
-from ..command import Verb
+from ...render.terminal import to_json
+from ..command import Command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _daemon_arguments(parser: ArgumentParser) -> None:
 
 def _daemon(arguments: Namespace) -> int:
     if arguments.require_sandbox is not None and arguments.action not in ("start", "run"):
-        raise Failure("ConfigError", "--require-sandbox goes with: orch daemon start, orch daemon run", 2)
+        raise CommandError("ConfigError", "--require-sandbox goes with: orch daemon start, orch daemon run", 2)
     return ACTIONS[arguments.action](arguments)
 
 
@@ -47,7 +47,7 @@ def _run(arguments: Namespace) -> int:
     from ...client.start import run_daemon
 
     if Connection(start=None).dial():
-        raise Failure("LockedError", "a daemon is running already: orch daemon stop, then run it here", 1)
+        raise CommandError("LockedError", "a daemon is running already: orch daemon stop, then run it here", 1)
     run_daemon({**os.environ, **_sandbox_settings(arguments.require_sandbox)})
 
 
@@ -56,7 +56,7 @@ def _start(arguments: Namespace) -> int:
     connection = Connection({**os.environ, **_sandbox_settings(least)})
     status = connection.call("daemon_status")
     if least is not None and not (status["sandbox_required"] and status["sandbox"] >= least):
-        raise Failure(
+        raise CommandError(
             "ConfigError",
             f"daemon {status['pid']} is running and does not require {least}: orch daemon stop, then start it so",
             1,
@@ -71,7 +71,7 @@ def _status(arguments: Namespace) -> int:
 
 def _print_status(arguments: Namespace, status: dict[str, Any]) -> int:
     if arguments.json:
-        print(dump(status))
+        print(to_json(status))
     else:
         rows = {**status, **status.get("settings", {})}
         rows.pop("settings", None)
@@ -84,7 +84,7 @@ def _stop(arguments: Namespace) -> int:
     connection = Connection(start=None)
     try:
         pid = connection.call("daemon_stop")["pid"]
-    except Failure as failure:
+    except CommandError as failure:
         if failure.kind not in (NOT_RUNNING, GONE):
             raise
         pid = _on_its_way_out()
@@ -93,7 +93,7 @@ def _stop(arguments: Namespace) -> int:
     else:
         print("orch: no daemon is running", file=sys.stderr)
     if arguments.json:
-        print(dump({"pid": pid}))
+        print(to_json({"pid": pid}))
     elif pid is not None:
         print(pid)
     return 0
@@ -116,8 +116,8 @@ def _on_its_way_out() -> int | None:
     return None
 
 
-def _no_home() -> Failure:
-    return Failure("StoreError", f"{paths.home_text()} is no folder: set ORCH_HOME to one", 1)
+def _no_home() -> CommandError:
+    return CommandError("StoreError", f"{paths.home_text()} is no folder: set ORCH_HOME to one", 1)
 
 
 def _logs(arguments: Namespace) -> int:
@@ -126,10 +126,10 @@ def _logs(arguments: Namespace) -> int:
         with open(log, encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()[-LOG_LINES:]
     except FileNotFoundError:
-        raise Failure("NotFound", f"there is no log yet at {log}: no daemon was ever started here", 3) from None
+        raise CommandError("NotFound", f"there is no log yet at {log}: no daemon was ever started here", 3) from None
     except NotADirectoryError:
         raise _no_home() from None
-    print(dump({"path": log, "lines": lines}) if arguments.json else "\n".join(lines))
+    print(to_json({"path": log, "lines": lines}) if arguments.json else "\n".join(lines))
     return 0
 
 
@@ -147,36 +147,36 @@ def _config(arguments: Namespace) -> int:
     from pathlib import Path
 
     from ...config import config, trust
-    from ..agents.spawn_settings import not_in_force
+    from ..agents.spawn_settings import settings_not_in_effect
 
     folder = Path(arguments.folder).absolute()
     if not folder.is_dir():
-        raise Failure("ConfigError", f"{folder} is no folder", 2)
+        raise CommandError("ConfigError", f"{folder} is no folder", 2)
     if arguments.revoke is not None and arguments.action != "permissions":
-        raise Failure("ConfigError", "--revoke goes with: orch config permissions", 2)
+        raise CommandError("ConfigError", "--revoke goes with: orch config permissions", 2)
     if arguments.action == "permissions":
         return _permissions(arguments, str(folder.resolve()))
     if arguments.action == "trust":
         file = trust.trust(folder, paths.home(), config.check)
-        print(dump({"trusted": str(file)}) if arguments.json else f"trusted as it is now: {file}")
+        print(to_json({"trusted": str(file)}) if arguments.json else f"trusted as it is now: {file}")
         return 0
     if arguments.action == "untrust":
         was = trust.untrust(folder, paths.home())
         said = f"no longer trusted: {folder}" if was else f"was not trusted: {folder}"
-        print(dump({"untrusted": was}) if arguments.json else said)
+        print(to_json({"untrusted": was}) if arguments.json else said)
         return 0
     loaded = config.load(folder, os.environ)
     for note in loaded.notes:
         print(f"orch: {note}", file=sys.stderr)
     values = config.flat(loaded.config)
     try:
-        theirs = not_in_force(loaded)
-    except Failure as failure:  # what is configured can be told all the same
+        theirs = settings_not_in_effect(loaded)
+    except CommandError as failure:  # what is configured can be told all the same
         print(f"orch: {failure}", file=sys.stderr)
         theirs = {}
     if arguments.json:
         told = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
-        print(dump({key: row | ({"daemon": theirs[key]} if key in theirs else {}) for key, row in told.items()}))
+        print(to_json({key: row | ({"daemon": theirs[key]} if key in theirs else {}) for key, row in told.items()}))
     else:
         other = {key: f" (the daemon was started with {toml_value(value)})" for key, value in theirs.items()}
         print(table(values, {key: f"{loaded.sources[key]}{other.get(key, '')}" for key in values}))
@@ -188,7 +188,7 @@ def _permissions(arguments: Namespace, folder: str) -> int:
     found = _permitted(arguments.revoke, folder)
     if arguments.json:
         kept = ("id", "scope", "tool", "subject", "exactly", "agent_id")
-        print(dump([{key: each[key] for key in kept} | {"expires": expiry(each)} for each in found]))
+        print(to_json([{key: each[key] for key in kept} | {"expires": expiry(each)} for each in found]))
         return 0
     what = "revoked: " if arguments.revoke is not None else ""
     for each in found:
@@ -206,7 +206,7 @@ def _permitted(revoke: str | None, folder: str) -> list[dict[str, Any]]:
     connection = Connection(start=None)
     try:
         found: list[dict[str, Any]] = connection.call(method, params)
-    except Failure as failure:
+    except CommandError as failure:
         if failure.kind not in (NOT_RUNNING, GONE):
             raise
     else:
@@ -224,13 +224,13 @@ def _permitted(revoke: str | None, folder: str) -> list[dict[str, Any]]:
 
 
 VERBS = {
-    "daemon": Verb(
+    "daemon": Command(
         "Start, run in the foreground, stop or look at the process that keeps the agents. Verbs that need it start it.",
         "orch daemon status --json",
         _daemon_arguments,
         _daemon,
     ),
-    "config": Verb(
+    "config": Command(
         "Show every setting with its source, trust a project's file, list or revoke what was approved for it.",
         "orch config show; orch config trust .",
         _config_arguments,

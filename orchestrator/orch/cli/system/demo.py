@@ -15,14 +15,14 @@ import msgspec
 
 from orch_protocol.core.ids import new_id
 
-from ...client.failure import Failure
+from ...client.failure import CommandError
 from ...config import paths
 from ...config.config import load
-from ...demo.play import Played, play
+from ...demo.play import DemoResult, play
 from ...demo.screen import Screen, screen_of
-from ...render.terminal import dump
+from ...render.terminal import to_json
 from ...supervisor.recovery.orphan_cleanup import processes_with_token, stored_token
-from ..command import Verb
+from ..command import Command
 from ..scratch import scratch
 
 __all__ = ["VERBS"]
@@ -43,7 +43,7 @@ def _demo(arguments: Namespace) -> int:
     left = [pid for pid, env in processes_with_token() if env["ORCH_RUN"] == token]
     seconds = round(time.monotonic() - began, 1)
     if arguments.json:
-        print(dump(msgspec.to_builtins(played) | {"left": left, "seconds": seconds}))
+        print(to_json(msgspec.to_builtins(played) | {"left": left, "seconds": seconds}))
     else:
         _close(screen, played, len(left), seconds)
     return 1 if left else 0
@@ -53,18 +53,18 @@ def _live_model(arguments: Namespace) -> str:
     """Return the configured model after the user has agreed to its highest possible cost. Raises Failure."""
     model = arguments.model or load(None, os.environ).config.model
     if model is None:
-        raise Failure(
+        raise CommandError(
             "ConfigError", "no model configured: set ORCH_MODEL=provider:model and its key, or run 'orch init'", 1
         )
     print(f"The demo will use {model}. It costs at most ${MAX_USD:.2f}: all agents share a budget of that size.")
     if not sys.stdin.isatty():
-        raise Failure("UsageError", "orch demo --live asks before it costs money: run it at a terminal", 2)
+        raise CommandError("UsageError", "orch demo --live asks before it costs money: run it at a terminal", 2)
     if input("Continue? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise Failure("Cancelled", "nothing was started", 1)
+        raise CommandError("Cancelled", "nothing was started", 1)
     return str(model)
 
 
-def _close(screen: Screen, played: Played, left: int, seconds: float) -> None:
+def _close(screen: Screen, played: DemoResult, left: int, seconds: float) -> None:
     saved = 100 - 100 * played.tokens_with / max(played.tokens_without, 1)
     found = "an archived detail found" if played.recalled else "archives searched"
     orch = _command()
@@ -98,7 +98,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 VERBS = {
-    "demo": Verb(
+    "demo": Command(
         "Show what orch does, in half a minute: a long session, archives, a kill, three agents. No key needed.",
         "orch demo",
         _arguments,

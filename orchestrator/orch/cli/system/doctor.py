@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 
 from ...diagnostics.checks import clean_up, findings, run_check
 from ...render.doctor import data, page
-from ...render.terminal import dump
-from ..command import Verb
+from ...render.terminal import to_json
+from ..command import Command
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -19,12 +19,12 @@ def _arguments(parser: ArgumentParser) -> None:
 def _doctor(arguments: Namespace) -> int:
     found = {"cleaned": run_check(clean_up)} if arguments.clean else {}
     found |= findings()
-    print(dump(data(found)) if arguments.json else page(found))
+    print(to_json(data(found)) if arguments.json else page(found))
     return 1 if any(finding.level == "fail" for finding in found.values()) else 0
 
 
 VERBS = {
-    "doctor": Verb(
+    "doctor": Command(
         "Check what orch needs of this machine. Exits with 1 when something is missing.",
         "orch doctor --json",
         _arguments,

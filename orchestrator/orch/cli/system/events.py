@@ -6,9 +6,9 @@ import time
 
 from ...client.connection import Connection
 from ...render import terminal
-from ...render.terminal import dump
+from ...render.terminal import to_json
 from .. import command
-from ..command import Verb
+from ..command import Command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ WAIT = 30.0
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--since", type=command.whole, default=0, metavar="N", help="what comes after event N (0: all)")
+    parser.add_argument(
+        "--since", type=command.non_negative_int, default=0, metavar="N", help="what comes after event N (0: all)"
+    )
     parser.add_argument("--ref", help="of one agent alone")
     parser.add_argument("--follow", action="store_true", help="go on with what happens from now on, until interrupted")
 
@@ -33,7 +35,7 @@ def _events(arguments: Namespace) -> int:
         params = {"since": since, "ref": arguments.ref, "most": PAGE, "seconds": WAIT if arguments.follow else 0.0}
         rows = connection.call("events", params)
         for row in rows:
-            print(dump(row) if arguments.json else _line(row), flush=True)
+            print(to_json(row) if arguments.json else _line(row), flush=True)
         if rows:
             since = rows[-1]["n"]
         if len(rows) < PAGE and not arguments.follow:
@@ -48,7 +50,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 VERBS = {
-    "events": Verb(
+    "events": Command(
         "Show what happened: agents that came up, were asked, answered, archived or ended, each with a number. With "
         "--json a line of JSON for each.",
         "orch events --since 120 --follow",

@@ -9,9 +9,9 @@ import msgspec
 from ...config import paths
 from ...config.config import load
 from ...render import terminal
-from ...render.terminal import dump
+from ...render.terminal import to_json
 from ...sessions import findings
-from ..command import Verb
+from ..command import Command
 
 __all__ = ["VERBS"]
 
@@ -26,7 +26,7 @@ def _fsck(arguments: Namespace) -> int:
     if arguments.repair:
         found = [findings.repair(each) for each in found]
     if arguments.json:
-        print(dump(msgspec.to_builtins(found)))
+        print(to_json(msgspec.to_builtins(found)))
     else:
         for each in found:
             print(terminal.safe(f"{each.path}: {each.what}\n    {each.mended or each.do}"))
@@ -36,7 +36,7 @@ def _fsck(arguments: Namespace) -> int:
 
 
 VERBS = {
-    "fsck": Verb(
+    "fsck": Command(
         "Look through transcripts, journals and archives for damage; say what to do. Exits with 1 when there is some.",
         "orch fsck --repair",
         _arguments,

@@ -16,12 +16,12 @@ from ...tree.journal.events import BOOT_SECONDS
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["answered", "roused"]
+__all__ = ["request_worker", "start_process"]
 
 TRIES: Final = 5
 
 
-async def answered(
+async def request_worker(
     root: Supervisor, node: AgentRecord, kind: str, body: Struct, id: str, answer: str, seconds: float
 ) -> Any | None:
     """Send the agent's process a frame `kind` named `id`, and return the body of its `answer`; None when it is gone
@@ -42,7 +42,7 @@ async def answered(
         end.cancel()
 
 
-async def roused(root: Supervisor, node: AgentRecord) -> None:
+async def start_process(root: Supervisor, node: AgentRecord) -> None:
     """Return when the agent's process is up, started for it if it had none. Raises OrchError when none comes up."""
     id = node.spec.id
     for _ in range(TRIES):  # one that has just been killed may hold the folder a moment longer than it lives

@@ -20,16 +20,16 @@ from orch_protocol.core.errors import (
 )
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Reply
-from orch_protocol.core.taint import Mark, joined, passed_on
+from orch_protocol.core.taint import TaintLabel, inherited_labels, join_labels
 from orch_protocol.services.requests import (
     ASK_ALL,
     COLLECT,
     QUERY,
     SUBMIT,
     WAIT,
+    AskAll,
+    AskAllResult,
     Collect,
-    MapAgents,
-    Mapped,
     QueryAgent,
     Submitted,
     Wait,
@@ -42,8 +42,8 @@ from ...tree.agents.state import AgentRecord, QueryResult
 from ...tree.journal import events
 from ...tree.journal.entries import QueryStarted
 from ...tree.rules.query_results import available_result, uncollected
-from ..archives.recall import found, with_passages
-from ..checks.local_only import Keeping, stay
+from ..archives.recall import find_agent_or_holder, with_passages
+from ..checks.local_only import HideErrorDetails, keep_local
 from ..checks.reach import check_recall, find_agent
 from ..dispatch.handlers import handles, handles_streaming
 
@@ -59,17 +59,17 @@ MOST_AT_ONCE = 4
 @handles_streaming(QUERY)
 async def query(root: Supervisor, caller: Caller, params: QueryAgent, watcher: Watcher | None = None) -> Reply:
     """Ask and wait for the answer. Raises AgentError; after QueryTimeoutError the agent works on."""
-    node = await _asked(root, caller, params.ref)
+    node = await _find_queried_agent(root, caller, params.ref)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
-    await stay(root, caller, node)
-    _mark(root, caller, node, params.marks)
+    await keep_local(root, caller, node)
+    _pass_on_taint(root, caller, node, params.marks)
     heard = watcher if caller.is_user else None
     key = ""
     if heard is not None and params.progress:
         key = new_id()
         root.watchers.follow(key, node.spec.id, heard)
     try:
-        with Advice(root, caller, node), Keeping(root, caller, node):
+        with CredentialHint(root, caller, node), HideErrorDetails(root, caller, node):
             query_id = ask(root, node, caller, params, waits=True, watcher=heard if params.stream else None)
             if heard is not None and params.approve:
                 root.approvals.attend(query_id, heard)
@@ -83,7 +83,7 @@ async def query(root: Supervisor, caller: Caller, params: QueryAgent, watcher: W
 
 
 @handles(ASK_ALL)
-async def map_agents(root: Supervisor, caller: Caller, params: MapAgents) -> list[Mapped]:
+async def map_agents(root: Supervisor, caller: Caller, params: AskAll) -> list[AskAllResult]:
     """Ask all of the agents the same, some at a time, each once; return what they said, in the order they were named.
 
     Who cannot answer costs the others nothing. Raises ConfigError when nobody is asked.
@@ -92,12 +92,12 @@ async def map_agents(root: Supervisor, caller: Caller, params: MapAgents) -> lis
         raise ConfigError("say whom to ask: one agent or holder at least")
     turns = asyncio.Semaphore(MOST_AT_ONCE)
 
-    async def one(ref: str) -> Mapped:
+    async def one(ref: str) -> AskAllResult:
         async with turns:
             try:
-                return Mapped(ref, await query(root, caller, QueryAgent(ref, params.prompt, marks=params.marks)))
+                return AskAllResult(ref, await query(root, caller, QueryAgent(ref, params.prompt, marks=params.marks)))
             except OrchError as error:
-                return Mapped(ref, error=str(error))
+                return AskAllResult(ref, error=str(error))
 
     refs = tuple(dict.fromkeys(params.refs))
     tasks = [asyncio.ensure_future(one(ref)) for ref in refs]
@@ -105,7 +105,8 @@ async def map_agents(root: Supervisor, caller: Caller, params: MapAgents) -> lis
         await asyncio.wait(tasks, timeout=params.timeout)
         late = f"no answer within {params.timeout:g} s; it works on" if params.timeout is not None else ""
         return [
-            task.result() if task.done() else Mapped(ref, error=late) for ref, task in zip(refs, tasks, strict=True)
+            task.result() if task.done() else AskAllResult(ref, error=late)
+            for ref, task in zip(refs, tasks, strict=True)
         ]
     finally:
         for task in tasks:
@@ -115,11 +116,11 @@ async def map_agents(root: Supervisor, caller: Caller, params: MapAgents) -> lis
 @handles(SUBMIT)
 async def submit(root: Supervisor, caller: Caller, params: QueryAgent) -> Submitted:
     """Ask and return at once; `collect` takes the answer."""
-    node = await _asked(root, caller, params.ref)
+    node = await _find_queried_agent(root, caller, params.ref)
     params = replace(params, prompt=await with_passages(root, node, params.prompt))
-    await stay(root, caller, node)
-    _mark(root, caller, node, params.marks)
-    with Keeping(root, caller, node):
+    await keep_local(root, caller, node)
+    _pass_on_taint(root, caller, node, params.marks)
+    with HideErrorDetails(root, caller, node):
         before = len(uncollected(node, caller.agent_id))
         return Submitted(node.spec.id, ask(root, node, caller, params, stays=True), before)
 
@@ -131,7 +132,7 @@ async def collect(root: Supervisor, caller: Caller, params: Collect) -> Reply:
     With `params.query` it is the answer to that query. Raises QueryTimeoutError while it is not there, NoResultError
     later.
     """
-    node, query = await found(root, caller, params.ref, "collect from", "ask"), params.query
+    node, query = await find_agent_or_holder(root, caller, params.ref, "collect from", "ask"), params.query
     waiting = available_result(node, caller.agent_id, again=params.again, query=query)
     _check_own_answer(root, caller, node, waiting or node.pending or node.last)
     pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
@@ -140,7 +141,7 @@ async def collect(root: Supervisor, caller: Caller, params: Collect) -> Reply:
             await answer(root, node, pending.query_id, params.timeout)
         except OrchError:
             pass  # out of time, which is told below, or failed, which is the answer to collect
-    with Advice(root, caller, node), Keeping(root, caller, node):
+    with CredentialHint(root, caller, node), HideErrorDetails(root, caller, node):
         pending = node.pending if node.pending is not None and query in ("", node.pending.query_id) else None
         waiting = available_result(node, caller.agent_id, again=params.again, query=query)
         _check_own_answer(root, caller, node, waiting or node.pending or node.last)
@@ -208,7 +209,7 @@ async def answer(
     return reply
 
 
-class Advice:
+class CredentialHint:
     """Adds to errors of the agent's provider what the caller can do about a refused key."""
 
     __slots__ = ("_caller", "_node", "_root")
@@ -256,16 +257,16 @@ def ask(
     )
 
 
-def _mark(root: Supervisor, caller: Caller, node: AgentRecord, marks: tuple[Mark, ...]) -> None:
+def _pass_on_taint(root: Supervisor, caller: Caller, node: AgentRecord, marks: tuple[TaintLabel, ...]) -> None:
     """Let `node` have what the conversation holds in which the caller thought of the question, before it is asked."""
-    over = passed_on(marks, caller.agent_id or "")
-    if joined(node.spec.marks, over) != node.spec.marks:
+    over = inherited_labels(marks, caller.agent_id or "")
+    if join_labels(node.spec.marks, over) != node.spec.marks:
         root.handle(events.AddTaint(node.spec.id, over))
 
 
-async def _asked(root: Supervisor, caller: Caller, ref: str) -> AgentRecord:
+async def _find_queried_agent(root: Supervisor, caller: Caller, ref: str) -> AgentRecord:
     """Return the agent or holder that the caller asks. Raises AgentError, ToolNotGrantedError when it may not."""
-    node = await found(root, caller, ref, "query", "ask")
+    node = await find_agent_or_holder(root, caller, ref, "query", "ask")
     check_recall(root, caller, node)
     _check_plan(root, caller, node)
     return node

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.ids import new_id
-from orch_protocol.services.requests import Ref
+from orch_protocol.services.requests import AgentRef
 from orch_protocol.services.steering_queue import (
     CLEAR_QUEUE,
     SET_QUEUE,
@@ -18,7 +18,7 @@ from orch_protocol.services.steering_queue import (
     QueueShown,
     SetQueue,
 )
-from orch_protocol.wire.worker_messages import Unsay
+from orch_protocol.wire.worker_messages import RetractSteering
 from orch_worker.session.transcript import read_session
 
 from ...policy.caller import Caller
@@ -26,7 +26,7 @@ from ...tree.agents.state import AgentRecord, iso_time
 from ...tree.journal import events
 from ..checks.reach import find_agent
 from ..dispatch.handlers import handles
-from .processes import answered
+from .processes import request_worker
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
@@ -37,7 +37,7 @@ UNSAY_SECONDS: Final = 10.0
 
 
 @handles(SHOW_QUEUE)
-async def queue(root: Supervisor, caller: Caller, params: Ref) -> QueueShown:
+async def queue(root: Supervisor, caller: Caller, params: AgentRef) -> QueueShown:
     """Return what an agent has not heard yet."""
     node = find_agent(root, caller, params.ref, "look at what is said to")
     return _shown(node, _waiting(node))
@@ -99,7 +99,7 @@ async def _taken(root: Supervisor, node: AgentRecord, ids: tuple[str, ...]) -> t
     while ids:
         was = node.status, node.incarnation
         if node.running and node.status != "starting":
-            said = await answered(root, node, "unsay", Unsay(ids), new_id(), "unsaid", UNSAY_SECONDS)
+            said = await request_worker(root, node, "unsay", RetractSteering(ids), new_id(), "unsaid", UNSAY_SECONDS)
             if said is None:
                 continue
             gone = said.ids

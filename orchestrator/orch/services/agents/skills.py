@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ...resources.skill_discovery import Found
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["left_out", "skills_of", "there"]
+__all__ = ["discover_skills", "left_out", "skills_of"]
 
 
-async def there(root: Supervisor, request: Spawn, folder: Path) -> Sequence[Found]:
+async def discover_skills(root: Supervisor, request: Spawn, folder: Path) -> Sequence[Found]:
     """Return the skills for an agent in `folder` that a person or a program asks for. Raises ConfigError."""
     rules = request.skill_rules or root.config.skills
     home = root.hooks.home

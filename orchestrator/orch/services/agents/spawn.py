@@ -22,7 +22,7 @@ from orch_protocol.core.ids import new_id
 from orch_protocol.core.policy import EXIT_PLAN, PolicySpec
 from orch_protocol.core.prompts import PromptSpec
 from orch_protocol.core.sandbox import COMMANDS, SandboxConfig, SandboxSpec
-from orch_protocol.core.taint import passed_on
+from orch_protocol.core.taint import inherited_labels
 from orch_protocol.core.workspace import WorkspaceSpec
 from orch_protocol.hooks.stages import HooksSpec
 from orch_protocol.resources.extensions import ExtensionSpec
@@ -46,10 +46,10 @@ from ...policy.hook_records import EVIDENCE, hooks_spec, switches_file
 from ...resources.extensions import find, specs
 from ...tree.journal import events
 from ...tree.journal.events import BOOT_SECONDS
-from ..archives.recall import archives_of, found
+from ..archives.recall import archives_of, find_agent_or_holder
 from ..checks.local_only import local_model
 from ..dispatch.handlers import handles
-from .skills import left_out, skills_of, there
+from .skills import discover_skills, left_out, skills_of
 
 if TYPE_CHECKING:
     from ...resources.skill_discovery import Found
@@ -113,7 +113,7 @@ async def spec_of(root: Supervisor, request: Spawn, caller: Caller) -> tuple[Age
     request = replace(
         request, peers=await _peers(root, request.peers), archives=await archives_of(root, caller, request.archives)
     )
-    skills = await there(root, request, _folder(request.cwd, None)) if over is None else ()
+    skills = await discover_skills(root, request, _folder(request.cwd, None)) if over is None else ()
     spec = describe(request, over, root.config, root.sessions, backend, home=root.hooks.home, skills=skills)
     if not spec.persist:
         spec = replace(spec, folder=str(root.fleeting.folder(spec.id)))
@@ -135,7 +135,7 @@ async def spec_of(root: Supervisor, request: Spawn, caller: Caller) -> tuple[Age
 
 async def _peers(root: Supervisor, refs: Sequence[str]) -> tuple[str, ...]:
     """Return the ids of the agents `refs`, which the user names as peers. Raises AgentError, ConfigError."""
-    peers = [await found(root, USER, ref, "name", "control") for ref in refs]
+    peers = [await find_agent_or_holder(root, USER, ref, "name", "control") for ref in refs]
     for ref, node in zip(refs, peers, strict=True):
         if node.deleted:
             raise node.refusal()
@@ -225,7 +225,7 @@ def describe(
         plan=plan,
         context=_context(request, preset, parent, config),
         prompt=_prompt(request, parent, config),
-        marks=passed_on(request.marks, parent.id if parent else ""),
+        marks=inherited_labels(request.marks, parent.id if parent else ""),
         hooks=parent.hooks if parent else _hooks(request, config, home),
         extensions=extensions,
         compaction=compaction_of(config, child=parent is not None),

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from orch_protocol.agent.project import Surveyed
+from orch_protocol.agent.project import ProjectSurvey
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
-from orch_protocol.core.budget import Amounts, budget_in
+from orch_protocol.core.budget import BudgetAmounts, budget_in
 from orch_protocol.core.errors import OrchError
 from orch_protocol.services.requests import (
     LIST_AGENTS,
     SHOW_AGENT,
     SHOW_SPEC,
     SHOW_STATE,
+    AgentRef,
     AgentRow,
-    List,
-    Ref,
-    Show,
-    Shown,
+    AgentShown,
+    ListAgents,
+    ShowAgent,
 )
 from orch_protocol.services.resources import SURVEY_PROJECT
 from orch_protocol.services.run_events import LIST_EVENTS, EventsSince, RunEvent
@@ -36,8 +36,8 @@ from ...policy.caller import Caller, is_below
 from ...supervisor.run_events import RECORDED, read_events
 from ...tree.agents.state import AgentRecord, TreeState, iso_time
 from ...tree.journal.journal import JOURNAL, read_entries
-from ..archives.recall import archive_row, found
-from ..checks.local_only import kept_from
+from ..archives.recall import archive_row, find_agent_or_holder
+from ..checks.local_only import is_hidden_from
 from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ WAITS = ("cold", "died", "starting")
 
 
 @handles(LIST_AGENTS)
-async def list_agents(root: Supervisor, caller: Caller, params: List) -> list[AgentRow]:
+async def list_agents(root: Supervisor, caller: Caller, params: ListAgents) -> list[AgentRow]:
     """Return the agents in the order they were spawned; killed ones and holders only if `all` is set.
 
     An agent gets those below itself and its peers. Agents of other runs come last, by run.
@@ -71,7 +71,7 @@ async def list_agents(root: Supervisor, caller: Caller, params: List) -> list[Ag
     rows = [row(root, node) for node in nodes]
     rows = [
         msgspec.structs.replace(each, task=KEPT, title="", pending=None, activity="", error=None)
-        if kept_from(root, caller, node)
+        if is_hidden_from(root, caller, node)
         else each
         for each, node in zip(rows, nodes, strict=True)
     ]
@@ -81,20 +81,20 @@ async def list_agents(root: Supervisor, caller: Caller, params: List) -> list[Ag
 
 
 def _listed(nodes: TreeState) -> list[AgentRecord]:
-    awake = (node for node in nodes.by_id.awake() if node.status != "killed" and not node.is_holder)
+    awake = (node for node in nodes.by_id.unpacked() if node.status != "killed" and not node.is_holder)
     return sorted(awake, key=lambda node: node.spec.seq)
 
 
 @handles(SHOW_STATE)
-async def state(root: Supervisor, caller: Caller, params: Ref) -> AgentRow:
+async def state(root: Supervisor, caller: Caller, params: AgentRef) -> AgentRow:
     """Return one agent."""
-    return row(root, await found(root, caller, params.ref, "look at", "ask"))
+    return row(root, await find_agent_or_holder(root, caller, params.ref, "look at", "ask"))
 
 
 @handles(SHOW_SPEC)
-async def spec(root: Supervisor, caller: Caller, params: Ref) -> AgentSpec:
+async def spec(root: Supervisor, caller: Caller, params: AgentRef) -> AgentSpec:
     """Return what an agent was made as, without what may be secret: its tools' environment, its model's options."""
-    made = (await found(root, caller, params.ref, "look at", "read")).spec
+    made = (await find_agent_or_holder(root, caller, params.ref, "look at", "read")).spec
     bare = BackendSpec(made.backend.provider, made.backend.model)
     return msgspec.structs.replace(made, env={}, backend=bare)
 
@@ -106,7 +106,7 @@ async def events(root: Supervisor, caller: Caller, params: EventsSince) -> list[
     Without a `ref` an agent gets what happened to itself.
     """
     ref = params.ref if params.ref is not None else caller.agent_id
-    agent = (await found(root, caller, ref, "look at", "read")).spec.id if ref is not None else None
+    agent = (await find_agent_or_holder(root, caller, ref, "look at", "read")).spec.id if ref is not None else None
     deadline = asyncio.get_running_loop().time() + params.seconds
     read = partial(
         read_events, root.happenings.path, root.happenings.path.parent.name, params.since, params.most, agent
@@ -124,19 +124,19 @@ async def events(root: Supervisor, caller: Caller, params: EventsSince) -> list[
 
 
 @handles(SHOW_AGENT)
-async def show(root: Supervisor, caller: Caller, params: Show) -> Shown:
+async def show(root: Supervisor, caller: Caller, params: ShowAgent) -> AgentShown:
     """Return one agent with the tail of its transcript, read from the file: no process is started for it.
 
     A holder's file has what it was asked; what it holds comes with that.
     """
-    node = await found(root, caller, params.ref, "look at", "read")
+    node = await find_agent_or_holder(root, caller, params.ref, "look at", "read")
     if node.deleted:
         raise node.refusal()
     folder = Path(node.spec.folder)
     session = await root.disk.do(read_session, folder)
     said = without_lost(session.messages) if node.pending is not None and node.running else session.messages
     messages = tuple(said[-params.messages :]) if params.messages > 0 else ()
-    shown = Shown(
+    shown = AgentShown(
         row(root, node),
         messages,
         node.last.reply if node.last else None,
@@ -162,7 +162,7 @@ def row(root: Supervisor, node: AgentRecord) -> AgentRow:
     return msgspec.structs.replace(made, status=status, credentials=root.credentials.source(node))
 
 
-def _row(node: AgentRecord, nodes: TreeState, *, activity: str = "", spent: Amounts | None = None) -> AgentRow:
+def _row(node: AgentRecord, nodes: TreeState, *, activity: str = "", spent: BudgetAmounts | None = None) -> AgentRow:
     spec = node.spec
     return AgentRow(
         id=spec.id,
@@ -193,7 +193,7 @@ def _row(node: AgentRecord, nodes: TreeState, *, activity: str = "", spent: Amou
         budget=budget_in(spec.limits),
         planning=spec.plan,
         title=node.title,
-        spent=spent if spent is not None else Amounts(),
+        spent=spent if spent is not None else BudgetAmounts(),
         outcome=node.last.outcome if node.last is not None and node.pending is None else "",
         sandbox=spec.sandbox.level,
         denied_paths=DENIED_PATHS[spec.sandbox.covers_paths],
@@ -228,7 +228,7 @@ def agents_of_other_runs(own: Path, everything: bool = False) -> list[AgentRow]:
     newest = sorted(found, key=lambda each: each[0], reverse=True)[:MOST_RUNS]
     for _, journal, stat in sorted(newest, key=lambda each: each[1]):
         running = paths.is_in_use(journal.parent)
-        if not running and journal.parent.name.startswith(paths.OWN_RUN):
+        if not running and journal.parent.name.startswith(paths.UNNAMED_RUN_PREFIX):
             continue
         try:
             agents = _agents_in(journal, stat.st_ino, stat.st_mtime_ns, stat.st_size)
@@ -259,7 +259,7 @@ def _not_running(row: AgentRow) -> AgentRow:
 
 
 @handles(SURVEY_PROJECT)
-async def survey(root: Supervisor, caller: Caller, _: Empty) -> Surveyed:
+async def survey(root: Supervisor, caller: Caller, _: Empty) -> ProjectSurvey:
     """Return what is in the calling agent's folder; it leaves out itself what its policy does not let it be told."""
     spec = caller.require_agent(root.tree.agents).spec
     return await root.projects.of(Path(spec.cwd), spec.context.rules)

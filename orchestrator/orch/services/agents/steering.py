@@ -12,7 +12,7 @@ from orch_protocol.core.errors import AgentDiedError, ConfigError, ToolNotGrante
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Usage
 from orch_protocol.core.text import scrub
-from orch_protocol.services.requests import CANCEL_TURN, REVOKE_TOOLS, AgentRow, CancelTurn, NarrowAgent
+from orch_protocol.services.requests import CANCEL_TURN, REVOKE_TOOLS, AgentRow, CancelTurn, RevokeAgentTools
 from orch_protocol.services.steering_queue import STEER, AgentSteered, SteerAgent
 from orch_worker.tools.dispatch.presets import CATEGORIES, resolve
 
@@ -27,7 +27,7 @@ from .status import row
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["cancel", "narrow", "steer"]
+__all__ = ["cancel", "revoke_tools", "steer"]
 
 HEARD_SECONDS = 10.0
 
@@ -45,7 +45,7 @@ async def steer(root: Supervisor, caller: Caller, params: SteerAgent) -> AgentSt
 
 
 @handles(REVOKE_TOOLS)
-async def narrow(root: Supervisor, caller: Caller, params: NarrowAgent) -> AgentRow:
+async def revoke_tools(root: Supervisor, caller: Caller, params: RevokeAgentTools) -> AgentRow:
     """Take all tools from an agent but those of `tools`, and from everybody below it what it has not any more.
 
     When this returns nothing that was taken begins to run, in any process that answers. Raises AgentError, and

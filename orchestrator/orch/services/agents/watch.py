@@ -10,12 +10,12 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.ids import new_id
 from orch_protocol.services.resources import WATCH
 from orch_protocol.services.service import Empty
-from orch_protocol.wire.watch_events import QuestionOver, Spoken, WatchAgent
-from orch_protocol.wire.worker_messages import Nothing
+from orch_protocol.wire.watch_events import QuestionClosed, RecentMessages, WatchAgent
+from orch_protocol.wire.worker_messages import EmptyBody
 from orch_worker.session.transcript import read_session
 
 from ...policy.caller import Caller
-from ..archives.recall import found
+from ..archives.recall import find_agent_or_holder
 from ..dispatch.handlers import handles_streaming
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ async def watch(root: Supervisor, caller: Caller, params: WatchAgent, watcher: W
 
     What was asked of a watcher that goes waits, for as long as questions do, for the next one.
     """
-    node = await found(root, caller, params.ref, "watch", "control")
+    node = await find_agent_or_holder(root, caller, params.ref, "watch", "control")
     if watcher is None:
         raise ConfigError(f"nobody is there to be told of the turns of agent {node.spec.name!r}")
     id, key = node.spec.id, new_id()
@@ -40,23 +40,23 @@ async def watch(root: Supervisor, caller: Caller, params: WatchAgent, watcher: W
         watcher(await _spoken(root, node, params.messages))
     query_id = root.watchers.meet(node, watcher)
     if query_id is not None and (peer := root.workers.peer(id)) is not None:
-        peer.send("watch", Nothing(), query_id)
+        peer.send("watch", EmptyBody(), query_id)
     root.watchers.accompany(key, id, watcher)
     if params.progress:
         root.watchers.follow(key, id, watcher)
     if params.approve:
-        root.approvals.attend(id, watcher, lambda question: watcher(QuestionOver(question)))
+        root.approvals.attend(id, watcher, lambda question: watcher(QuestionClosed(question)))
     try:
         await asyncio.get_running_loop().create_future()
     finally:
-        root.watchers.depart(key)
+        root.watchers.stop_accompanying(key)
         root.watchers.unfollow(key)
         if params.approve:
             root.approvals.leave(id, watcher, returns=True)
     return Empty()
 
 
-async def _spoken(root: Supervisor, node: AgentRecord, most: int) -> Spoken:
+async def _spoken(root: Supervisor, node: AgentRecord, most: int) -> RecentMessages:
     """Return what was said before the turn that the agent is in as this returns."""
     while True:
         turn, asked = node.pending, node.queries
@@ -65,4 +65,4 @@ async def _spoken(root: Supervisor, node: AgentRecord, most: int) -> Spoken:
         if (turn.query_id if turn else None, asked) == (node.pending.query_id if node.pending else None, node.queries):
             break
     said = session.messages if turn is None else session.messages_before(turn.query_id)
-    return Spoken(said[-most:], max(0, len(said) - most))
+    return RecentMessages(said[-most:], max(0, len(said) - most))

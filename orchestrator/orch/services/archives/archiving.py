@@ -10,10 +10,10 @@ from orch_protocol.services.archiving import (
     COMMIT_ARCHIVES,
     PLAN_ARCHIVING,
     SUMMARIZE_ARCHIVE,
-    Archive,
-    Archived,
     ArchivePlan,
-    Summarise,
+    CommitArchives,
+    PlanArchiving,
+    SummarizeArchive,
     SummaryRequest,
     SummaryStep,
 )
@@ -33,7 +33,7 @@ __all__ = ["archive", "archived", "live", "summarise"]
 
 
 @handles(PLAN_ARCHIVING)
-async def archive(root: Supervisor, caller: Caller, params: Archive) -> ArchivePlan:
+async def archive(root: Supervisor, caller: Caller, params: PlanArchiving) -> ArchivePlan:
     """Return what of the caller's conversation is to go to holders now: nothing while archival is off."""
     node = caller.require_agent(root.tree.agents)
     if not root.config.archival.enabled:
@@ -42,7 +42,7 @@ async def archive(root: Supervisor, caller: Caller, params: Archive) -> ArchiveP
 
 
 @handles(COMMIT_ARCHIVES)
-async def archived(root: Supervisor, caller: Caller, params: Archived) -> Empty:
+async def archived(root: Supervisor, caller: Caller, params: CommitArchives) -> Empty:
     """Take note of the archives that the caller has put on record: they can be asked from now on."""
     node = caller.require_agent(root.tree.agents)
     await note(root, node, params.context_tokens, params.problem, params.turns)
@@ -50,7 +50,7 @@ async def archived(root: Supervisor, caller: Caller, params: Archived) -> Empty:
 
 
 @handles(SUMMARIZE_ARCHIVE)
-async def summarise(root: Supervisor, caller: Caller, params: Summarise) -> SummaryStep:
+async def summarise(root: Supervisor, caller: Caller, params: SummarizeArchive) -> SummaryStep:
     """Return what a model is to be asked next about an archive of the caller, or what came of it."""
     node = caller.require_agent(root.tree.agents)
     backend: BackendSpec | None = None

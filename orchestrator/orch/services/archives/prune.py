@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.services.recall import PRUNE_ARCHIVES, ArchiveRow, Prune, Pruned
+from orch_protocol.services.recall import PRUNE_ARCHIVES, ArchiveRow, PruneArchives, PrunedArchives
 
 from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord, iso_time
 from ...tree.journal import events
 from ...tree.rules.deletions import redacted
-from ..checks.idle import AtWork, holders_of, rest
+from ..checks.idle import AgentBusy, holders_of, stop_processes
 from ..checks.transcripts import rewriting_transcripts
 from ..dispatch.handlers import handles
 from .recall import archive_row, look_up, owners_in_sight
@@ -29,7 +29,7 @@ AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 
 
 @handles(PRUNE_ARCHIVES)
-async def prune(root: Supervisor, caller: Caller, params: Prune) -> Pruned:
+async def prune(root: Supervisor, caller: Caller, params: PruneArchives) -> PrunedArchives:
     """Delete archives, agent by agent; one that works just now keeps its own. Raises ConfigError, StoreError.
 
     Whoever gives up waiting does not end it.
@@ -53,17 +53,17 @@ def seconds_of(older: float | str) -> float:
     raise ConfigError(f"{older!r} is no age: a number of seconds, or a text such as 90m, 12h, 30d, 8w")
 
 
-async def _planned(root: Supervisor, owners: Iterable[AgentRecord], before: str) -> Pruned:
+async def _planned(root: Supervisor, owners: Iterable[AgentRecord], before: str) -> PrunedArchives:
     rows: list[ArchiveRow] = []
     size = 0
     for owner in owners:
         going, beside = await root.archives.doomed(owner.spec, before)
         rows += [archive_row(owner, record) for record in going.records]
         size += going.bytes + beside
-    return Pruned(tuple(rows), size)
+    return PrunedArchives(tuple(rows), size)
 
 
-async def _prune(root: Supervisor, owners: Iterable[AgentRecord], before: str, when: str) -> Pruned:
+async def _prune(root: Supervisor, owners: Iterable[AgentRecord], before: str, when: str) -> PrunedArchives:
     rows: list[ArchiveRow] = []
     busy: dict[str, str] = {}
     size = 0
@@ -72,26 +72,26 @@ async def _prune(root: Supervisor, owners: Iterable[AgentRecord], before: str, w
             for owner in owners:
                 try:
                     done = await _prune_one(root, owner, before, when)
-                except AtWork as error:
+                except AgentBusy as error:
                     busy[owner.spec.id] = str(error)
                     continue
                 rows += done.archives
                 size += done.bytes
         finally:
             await root.disk.rewrite(redacted)
-    return Pruned(tuple(rows), size, busy)
+    return PrunedArchives(tuple(rows), size, busy)
 
 
-async def _prune_one(root: Supervisor, owner: AgentRecord, before: str, when: str) -> Pruned:
+async def _prune_one(root: Supervisor, owner: AgentRecord, before: str, when: str) -> PrunedArchives:
     known = await root.archives.known(owner.spec)
     going, _ = await root.archives.doomed(owner.spec, before)
     if not going.due and not any(record.deleted for record in known):
-        return Pruned()
+        return PrunedArchives()
     doomed = {record.id for record in going.records}
     with root.holds.hold(owner.spec.id):
         holders = holders_of(root, owner)
         rewritten = [owner, *(holder for holder in holders if holder.spec.id in doomed)]
-        await rest(root, rewritten, holders)
+        await stop_processes(root, rewritten, holders)
         async with rewriting_transcripts(root, rewritten):
             done = await root.archives.delete(owner.spec, before, when)
             root.handle(events.RecordDeletion(owner.spec.id, done.archives, done.turns))
@@ -99,4 +99,4 @@ async def _prune_one(root: Supervisor, owner: AgentRecord, before: str, when: st
             if not holder.deleted:
                 await look_up(root, holder, eras=True)
     rows = tuple(archive_row(owner, record) for record in done.going.records)
-    return Pruned(rows, done.going.bytes + done.bytes)
+    return PrunedArchives(rows, done.going.bytes + done.bytes)

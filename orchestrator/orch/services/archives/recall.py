@@ -12,18 +12,18 @@ import msgspec
 from orch_protocol.agent.spec import AgentSpec, Limits
 from orch_protocol.core.errors import AgentNotFoundError, AmbiguousRefError, ConfigError, OrchError
 from orch_protocol.core.messages import Message
-from orch_protocol.core.taint import Mark, joined, passed_on
+from orch_protocol.core.taint import TaintLabel, inherited_labels, join_labels
 from orch_protocol.services.recall import (
     LIST_ARCHIVES,
     LIST_TAINT_LABELS,
     READ_ARCHIVE,
     SEARCH_ARCHIVE,
     ArchiveRow,
-    Hit,
     ListArchives,
-    MarksOf,
+    ListTaintLabels,
     ReadArchive,
     SearchArchive,
+    SearchHit,
 )
 from orch_worker.backends.registry import template_for
 from orch_worker.conversation.recalled import with_hits
@@ -35,7 +35,7 @@ from ...archival.store.deletion import HOLDERS
 from ...policy.caller import Caller, Scope
 from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
-from ..checks.local_only import kept_from
+from ..checks.local_only import is_hidden_from
 from ..checks.reach import find_agent
 from ..dispatch.handlers import handles
 from .archiving import note
@@ -47,9 +47,9 @@ __all__ = [
     "archive_row",
     "archives",
     "archives_of",
-    "found",
+    "find_agent_or_holder",
+    "list_taint_labels",
     "look_up",
-    "marks",
     "owners_in_sight",
     "read_archive",
     "search_archive",
@@ -67,7 +67,7 @@ async def archives(root: Supervisor, caller: Caller, params: ListArchives) -> li
     owners = await _owners(root, caller, params.ref)
     known = [(owner, await root.archives.known(owner.spec)) for owner in owners]
     rows = [archive_row(owner, record) for owner, records in known for record in records if not record.deleted]
-    for id, ids in _handed(root, caller, params.ref).items():
+    for id, ids in _given_archives(root, caller, params.ref).items():
         owner = root.tree.agents[id]
         records = await root.archives.known(owner.spec)
         rows += [archive_row(owner, record) for record in records if record.id in ids and not record.deleted]
@@ -75,16 +75,16 @@ async def archives(root: Supervisor, caller: Caller, params: ListArchives) -> li
 
 
 @handles(SEARCH_ARCHIVE)
-async def search_archive(root: Supervisor, caller: Caller, params: SearchArchive) -> list[Hit]:
+async def search_archive(root: Supervisor, caller: Caller, params: SearchArchive) -> list[SearchHit]:
     """Return the places in archives in sight where the query stands, or what resembles it. Raises ConfigError."""
     check_search(params.query, params.limit)
     if not params.query.strip():
         raise ConfigError("the query is empty: say what to look for")
     limit = max(1, min(params.limit, MOST_HITS))
-    owners = [each for each in await _owners(root, caller, params.ref) if not kept_from(root, caller, each)]
+    owners = [each for each in await _owners(root, caller, params.ref) if not is_hidden_from(root, caller, each)]
     searches = [root.archives.search(owner.spec, params.query, limit) for owner in owners]
-    for owner, ids in _handed(root, caller, params.ref).items():
-        if not kept_from(root, caller, root.tree.agents[owner]):
+    for owner, ids in _given_archives(root, caller, params.ref).items():
+        if not is_hidden_from(root, caller, root.tree.agents[owner]):
             searches.append(root.archives.search(root.tree.agents[owner].spec, params.query, limit, ids))
     return merge_hits(await asyncio.gather(*searches), limit)
 
@@ -95,27 +95,28 @@ async def read_archive(root: Supervisor, caller: Caller, params: ReadArchive) ->
     check_entries(params.id, params.first, params.last)
     holder = await _holder(root, caller, params.id)
     owner = root.tree.agents[root.tree.agents.holders[holder]]
-    if kept_from(root, caller, owner):
+    if is_hidden_from(root, caller, owner):
         raise ConfigError(f"archive {params.id!r} is for local models alone: ask {owner.spec.name!r} about it")
     return await root.archives.read(owner.spec, holder, params.first, params.last)
 
 
 @handles(LIST_TAINT_LABELS)
-async def marks(root: Supervisor, caller: Caller, params: MarksOf) -> list[Mark]:
+async def list_taint_labels(root: Supervisor, caller: Caller, params: ListTaintLabels) -> list[TaintLabel]:
     """Return what a conversation holds that is shown something of these archives. Those out of sight say nothing."""
-    said: tuple[Mark, ...] = ()
+    said: tuple[TaintLabel, ...] = ()
     for id in dict.fromkeys(params.ids):
         with suppress(AgentNotFoundError):
             holder = await _holder(root, caller, id)
             owner = root.tree.agents[root.tree.agents.holders[holder]]
             record = await root.archives.record(owner.spec, holder)
-            said = joined(
-                said, record.marks if owner.spec.id == caller.agent_id else passed_on(record.marks, owner.spec.id)
+            said = join_labels(
+                said,
+                record.marks if owner.spec.id == caller.agent_id else inherited_labels(record.marks, owner.spec.id),
             )
     return list(said)
 
 
-async def found(root: Supervisor, caller: Caller, ref: str, action: str, scope: Scope) -> AgentRecord:
+async def find_agent_or_holder(root: Supervisor, caller: Caller, ref: str, action: str, scope: Scope) -> AgentRecord:
     """Return the agent that `ref` means to `caller`; a holder that nobody has asked yet is added to the tree.
 
     See `reach.find_agent`. Raises AgentError, for a holder whose archive was deleted ArchiveDeletedError.
@@ -156,7 +157,7 @@ async def found(root: Supervisor, caller: Caller, ref: str, action: str, scope: 
         hooks=owner.hooks,
         extensions=tuple(msgspec.structs.replace(each, tools=()) for each in owner.extensions),
         local=owner.local,
-        marks=passed_on((await root.archives.record(owner, holder)).marks, owner.id),
+        marks=inherited_labels((await root.archives.record(owner, holder)).marks, owner.id),
         compaction=None,
     )
     id: str = root.handle(events.AddHolder(spec))
@@ -282,7 +283,7 @@ def owners_in_sight(root: Supervisor, caller: Caller, ref: str | None) -> Sequen
     return [node for node in there if node.spec.archival is not None or node.archives]
 
 
-def _handed(root: Supervisor, caller: Caller, ref: str | None) -> dict[str, set[str]]:
+def _given_archives(root: Supervisor, caller: Caller, ref: str | None) -> dict[str, set[str]]:
     """Return the archives that the caller was handed, by their owner, unless it names whose archives it means."""
     nodes, found = root.tree.agents, dict[str, set[str]]()
     agent = caller.find_agent(nodes)

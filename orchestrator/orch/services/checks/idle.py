@@ -12,12 +12,12 @@ from ...tree.journal import events
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["AtWork", "holders_of", "rest"]
+__all__ = ["AgentBusy", "holders_of", "stop_processes"]
 
 REST_SECONDS = 10.0
 
 
-class AtWork(Exception):
+class AgentBusy(Exception):
     """Somebody has to end what he does first; the message says who, and what."""
 
 
@@ -26,15 +26,15 @@ def holders_of(root: Supervisor, owner: AgentRecord) -> list[AgentRecord]:
     return [node for node in (root.tree.agents[id] for id in owner.children) if node.is_holder]
 
 
-async def rest(root: Supervisor, resting: Iterable[AgentRecord], starting: Iterable[AgentRecord]) -> None:
-    """Let the agents `resting` go cold, who get no process meanwhile. Raises AtWork for one that works.
+async def stop_processes(root: Supervisor, resting: Iterable[AgentRecord], starting: Iterable[AgentRecord]) -> None:
+    """Let the agents `resting` go cold, who get no process meanwhile. Raises AgentBusy for one that works.
 
     Those of `starting` that have just been asked are about to read what would move under them.
     """
     for node in [*resting, *(node for node in starting if node.status == "starting")]:
         if node.pending is not None or node.status in ("starting", "busy"):
             doing = f": {node.pending.head}" if node.pending is not None else ""
-            raise AtWork(f"{_named(node)} is at work{doing}; wait for it, or cancel it, and try again")
+            raise AgentBusy(f"{_named(node)} is at work{doing}; wait for it, or cancel it, and try again")
     waiting = {}
     for node in resting:
         if node.running:
@@ -44,7 +44,7 @@ async def rest(root: Supervisor, resting: Iterable[AgentRecord], starting: Itera
         if waiting:
             _, still = await asyncio.wait(waiting, timeout=REST_SECONDS)
             for watcher in still:
-                raise AtWork(f"the process of {_named(waiting[watcher])} does not end; kill it, and try again")
+                raise AgentBusy(f"the process of {_named(waiting[watcher])} does not end; kill it, and try again")
     finally:
         for watcher in waiting:
             watcher.cancel()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from orch_protocol.agent.models import Localise
+from orch_protocol.agent.models import RestrictToLocal
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import ConfigError, ErrorInfo, OrchError, error_from
 from orch_protocol.services.models import RESTRICT_TO_LOCAL
@@ -21,11 +21,11 @@ from ..dispatch.handlers import handles
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["Keeping", "kept_from", "local_model", "localise", "stay"]
+__all__ = ["HideErrorDetails", "is_hidden_from", "keep_local", "local_model", "restrict_to_local"]
 
 
 @handles(RESTRICT_TO_LOCAL)
-async def localise(root: Supervisor, caller: Caller, params: Localise) -> BackendSpec:
+async def restrict_to_local(root: Supervisor, caller: Caller, params: RestrictToLocal) -> BackendSpec:
     """Return the model of this machine that the calling agent goes on with, for good unless it only looks.
 
     Raises ConfigError when there is none.
@@ -37,13 +37,13 @@ async def localise(root: Supervisor, caller: Caller, params: Localise) -> Backen
     return backend
 
 
-def kept_from(root: Supervisor, caller: Caller, node: AgentRecord) -> bool:
+def is_hidden_from(root: Supervisor, caller: Caller, node: AgentRecord) -> bool:
     """Say whether what `node` has to say is for models of this machine alone, and the calling agent need not be one."""
     asker = caller.find_agent(root.tree.agents)
     return asker is not None and node.spec.local and not asker.spec.local
 
 
-class Keeping:
+class HideErrorDetails:
     """Let the caller hear which error there is in a block with `node`, and no more of it than it may: errors quote."""
 
     __slots__ = ("_caller", "_node", "_root")
@@ -55,7 +55,7 @@ class Keeping:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, OrchError) and kept_from(self._root, self._caller, self._node):
+        if isinstance(error, OrchError) and is_hidden_from(self._root, self._caller, self._node):
             spec = self._node.spec
             told = f"agent {spec.name!r} ({spec.id}): what there is to say of it is for local models alone"
             raise error_from(ErrorInfo(type(error).__name__, told)) from None
@@ -74,7 +74,7 @@ async def local_model(root: Supervisor, backend: BackendSpec, id: str | None = N
     return replace(found, thinking=backend.thinking)
 
 
-async def stay(root: Supervisor, caller: Caller, node: AgentRecord) -> None:
+async def keep_local(root: Supervisor, caller: Caller, node: AgentRecord) -> None:
     """See to it that what the caller's conversation holds does not leave this machine with what it asks of `node`.
 
     So does what a holder holds, whoever asks it. Raises ConfigError when there is no local model for that.

@@ -10,10 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from orch_protocol.core.approval import (
-    Answered,
     AnswerQuestion,
+    AnswerResult,
+    ApprovalDecision,
     ApproveCall,
-    Approved,
     ListPermissions,
     Permission,
     Question,
@@ -39,14 +39,14 @@ from ..dispatch.handlers import handles
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["answer", "approve", "judge", "lineage_of", "permissions", "revoke"]
+__all__ = ["answer", "approve", "evaluate_policy", "lineage_of", "permissions", "revoke"]
 
 COMMANDS: Final = ("command", "code", "plan")
 """The arguments that say best what a call is about, but for a path."""
 
 
 @handles(EVALUATE_POLICY)
-async def judge(root: Supervisor, caller: Caller, params: PolicyCall) -> Verdict:
+async def evaluate_policy(root: Supervisor, caller: Caller, params: PolicyCall) -> Verdict:
     """Return what the program's policy function says of the calling agent's call; without one it is denied."""
     spec = caller.require_agent(root.tree.agents).spec
     if root.approvals.opinion is None:
@@ -58,7 +58,7 @@ async def judge(root: Supervisor, caller: Caller, params: PolicyCall) -> Verdict
 
 
 @handles(REQUEST_APPROVAL)
-async def approve(root: Supervisor, caller: Caller, params: ApproveCall) -> Approved:
+async def approve(root: Supervisor, caller: Caller, params: ApproveCall) -> ApprovalDecision:
     """Ask whoever is there whether the calling agent may run a call. Never raises for a no.
 
     A plan that is approved ends the agent's plan mode. Raises StoreError when that cannot be recorded.
@@ -67,7 +67,7 @@ async def approve(root: Supervisor, caller: Caller, params: ApproveCall) -> Appr
     lineage = lineage_of(root, node)
     digest = digest_of(params.tool, params.input, params.paths)
     if params.tool == EXIT_PLAN and (no := _no_plan(lineage)):
-        return Approved(False, digest, no)
+        return ApprovalDecision(False, digest, no)
     seconds = min(params.seconds, node.spec.policy.rules.approval_seconds)
     question = Question(
         id=new_id(),
@@ -97,7 +97,7 @@ async def approve(root: Supervisor, caller: Caller, params: ApproveCall) -> Appr
     # Without plan mode on record its process has not heard of a yes before this one: this one it may hear.
     if params.tool == EXIT_PLAN and not refused and node.spec.plan:
         root.handle(events.ApprovePlan(node.spec.id))
-    return Approved(not refused, digest, refused, by_pattern)
+    return ApprovalDecision(not refused, digest, refused, by_pattern)
 
 
 def _no_plan(lineage: Sequence[AgentRecord]) -> str:
@@ -108,7 +108,7 @@ def _no_plan(lineage: Sequence[AgentRecord]) -> str:
 
 
 @handles(ANSWER_APPROVAL)
-async def answer(root: Supervisor, _: Caller, params: AnswerQuestion) -> Answered:
+async def answer(root: Supervisor, _: Caller, params: AnswerQuestion) -> AnswerResult:
     """Answer a question. The first answer counts."""
     return root.approvals.answer(params)
 

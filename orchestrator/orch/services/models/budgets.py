@@ -6,7 +6,15 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from orch_protocol.core.budget import BudgetShown, ChangeBudget, Reserve, Reserved, Settle, Settled, Spent
+from orch_protocol.core.budget import (
+    BudgetReservationResult,
+    BudgetSettled,
+    BudgetShown,
+    ChangeBudget,
+    ReserveBudget,
+    SettleBudget,
+    SideSpending,
+)
 from orch_protocol.core.errors import StoreError
 from orch_protocol.services.budgets import CHANGE_BUDGET, RECORD_USAGE, RESERVE_BUDGET, SETTLE_BUDGET
 from orch_protocol.services.service import Empty
@@ -23,7 +31,7 @@ __all__ = ["budget", "reserve", "settle", "spent"]
 
 
 @handles(RESERVE_BUDGET)
-async def reserve(root: Supervisor, caller: Caller, params: Reserve) -> Reserved:
+async def reserve(root: Supervisor, caller: Caller, params: ReserveBudget) -> BudgetReservationResult:
     """Put something aside, waiting while others hold what is needed. Raises BudgetExceededError, StoreError."""
     agent = caller.require_agent(root.tree.agents).spec.id
     while (reserved := root.budgets.reserve(agent, params)) is None:
@@ -44,18 +52,18 @@ async def reserve(root: Supervisor, caller: Caller, params: Reserve) -> Reserved
 
 
 @handles(SETTLE_BUDGET)
-async def settle(root: Supervisor, caller: Caller, params: Settle) -> Settled:
+async def settle(root: Supervisor, caller: Caller, params: SettleBudget) -> BudgetSettled:
     """Take something as used, and tell of budgets that come to an end."""
     agent = caller.require_agent(root.tree.agents).spec.id
     if (entry := root.budgets.settle(agent, params.id, params.amounts)) is not None:
         with contextlib.suppress(StoreError):  # then it counts once more, if the root dies in that very turn
             root.note(entry)
     root.waiters.tell(SETTLED)
-    return Settled(root.budgets.low(agent))
+    return BudgetSettled(root.budgets.low(agent))
 
 
 @handles(RECORD_USAGE)
-async def spent(root: Supervisor, caller: Caller, params: Spent) -> Empty:
+async def spent(root: Supervisor, caller: Caller, params: SideSpending) -> Empty:
     """Put on record what the agent used beside its turns."""
     root.handle(events.RecordUsage(caller.require_agent(root.tree.agents).spec.id, params.usage))
     return Empty()

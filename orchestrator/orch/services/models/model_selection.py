@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from orch_protocol.agent.config import parse_model
-from orch_protocol.agent.models import Answers
+from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, ConfigError
 from orch_protocol.services.models import RESOLVE_MODEL
@@ -17,23 +17,23 @@ from orch_worker.agent.model_selection import model_of
 from orch_worker.backends.cost_estimate import check_priced
 from orch_worker.backends.registry import PROVIDERS, is_remote
 from orch_worker.backends.thinking import check_level, level_of
-from orch_worker.session.session_index import read_outline
+from orch_worker.session.session_index import read_session_index
 
 from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
-from ..checks.idle import AtWork, rest
+from ..checks.idle import AgentBusy, stop_processes
 from ..checks.local_only import local_model
 from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["answers", "answers_at", "chosen", "holds", "make_way", "told", "true_now"]
+__all__ = ["announced_model", "answers_at", "chosen", "holds", "make_way", "resolve_model", "true_now"]
 
 
 @handles(RESOLVE_MODEL)
-async def answers(root: Supervisor, caller: Caller, _: Empty) -> Answers:
+async def resolve_model(root: Supervisor, caller: Caller, _: Empty) -> RecordModel:
     """Return who answers for the calling agent, by its session file, which is so from now on. Raises ConfigError when
     that model cannot be asked, StoreError."""
     node = caller.require_agent(root.tree.agents)
@@ -42,7 +42,7 @@ async def answers(root: Supervisor, caller: Caller, _: Empty) -> Answers:
     return found
 
 
-async def answers_at(root: Supervisor, spec: AgentSpec, model: str, thinking: str) -> Answers:
+async def answers_at(root: Supervisor, spec: AgentSpec, model: str, thinking: str) -> RecordModel:
     """Return who answers for the agent `spec` where its conversation has `model` and `thinking` on record; "": what the
     agent was made with.
 
@@ -60,7 +60,7 @@ async def answers_at(root: Supervisor, spec: AgentSpec, model: str, thinking: st
             backend = spec.backend
     if spec.local:
         backend = await local_model(root, spec.backend if is_remote(backend) else backend, spec.id)
-    return Answers(replace(backend, thinking=thinking or born.thinking), model)
+    return RecordModel(replace(backend, thinking=thinking or born.thinking), model)
 
 
 def holds(spec: AgentSpec, model: str, thinking: str) -> bool:
@@ -87,7 +87,7 @@ async def _asked(root: Supervisor, spec: AgentSpec, model: str) -> BackendSpec:
     return backend
 
 
-def told(found: Answers, *, wanted: bool) -> str | None:
+def announced_model(found: RecordModel, *, wanted: bool) -> str | None:
     """Return the level of thinking that the model is told, None when it is told none.
 
     Raises ConfigError for what is no level, and, where one is `wanted`, for a model that takes none.
@@ -102,7 +102,7 @@ def told(found: Answers, *, wanted: bool) -> str | None:
         return None
 
 
-async def make_way(root: Supervisor, node: AgentRecord, found: Answers) -> None:
+async def make_way(root: Supervisor, node: AgentRecord, found: RecordModel) -> None:
     """Let the agent's process end where it cannot have another model while it lives. Raises AgentBusyError.
 
     A model moves into a process whose backend asks one: a script, or the extractive one, answers by itself.
@@ -112,15 +112,15 @@ async def make_way(root: Supervisor, node: AgentRecord, found: Answers) -> None:
         return
     if before.provider in PROVIDERS or after.provider in PROVIDERS:
         try:
-            await rest(root, [node], [])
-        except AtWork as error:
+            await stop_processes(root, [node], [])
+        except AgentBusy as error:
             raise AgentBusyError(str(error)) from error
 
 
-def true_now(root: Supervisor, node: AgentRecord, found: Answers) -> None:
+def true_now(root: Supervisor, node: AgentRecord, found: RecordModel) -> None:
     """Let `found` be who answers for the agent, as is on record in its session."""
     spec = node.spec
-    if found != Answers(spec.backend, spec.chosen):
+    if found != RecordModel(spec.backend, spec.chosen):
         root.handle(events.ChangeModel(spec.id, found))
 
 
@@ -128,5 +128,5 @@ def true_now(root: Supervisor, node: AgentRecord, found: Answers) -> None:
 
 
 def _recorded(folder: Path) -> tuple[str, str]:
-    outline = read_outline(folder)
+    outline = read_session_index(folder)
     return outline.answers(outline.leaf)

@@ -6,10 +6,10 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
-from orch_protocol.core.rate_limits import Admit, Admitted, LaneLeft, LaneRefused
+from orch_protocol.core.rate_limits import AdmitRequest, ModelRefused, RequestAdmitted, RequestEnded
 from orch_protocol.services.budgets import ADMIT_REQUEST, RELEASE_REQUEST, REPORT_RATE_LIMIT
 from orch_protocol.services.service import Empty
-from orch_protocol.wire.worker_messages import Limit, Progress
+from orch_protocol.wire.worker_messages import Progress, RateLimited
 
 from ...policy.caller import Caller
 from ..dispatch.handlers import handles
@@ -24,16 +24,16 @@ LUCK: Final = random.SystemRandom()
 
 
 @handles(REPORT_RATE_LIMIT)
-async def refused(root: Supervisor, caller: Caller, params: LaneRefused) -> Empty:
+async def refused(root: Supervisor, caller: Caller, params: ModelRefused) -> Empty:
     """Take in that a model refused a request, and tell all others."""
     caller.require_agent(root.tree.agents)
     if root.lanes.refuse(params.lane, params.wait, _now(), LUCK.random()):
-        root.workers.tell_all("limit", Limit(params.lane))
+        root.workers.tell_all("limit", RateLimited(params.lane))
     return Empty()
 
 
 @handles(ADMIT_REQUEST)
-async def admit(root: Supervisor, caller: Caller, params: Admit) -> Admitted:
+async def admit(root: Supervisor, caller: Caller, params: AdmitRequest) -> RequestAdmitted:
     """Wait until the next request may be made."""
     agent, lane = caller.require_agent(root.tree.agents).spec.id, params.lane
     while (permit := root.lanes.admit(lane, agent, _now())) is None:
@@ -45,11 +45,11 @@ async def admit(root: Supervisor, caller: Caller, params: Admit) -> Admitted:
         finally:
             for watcher in watchers:
                 watcher.cancel()
-    return Admitted(permit)
+    return RequestAdmitted(permit)
 
 
 @handles(RELEASE_REQUEST)
-async def left(root: Supervisor, caller: Caller, params: LaneLeft) -> Empty:
+async def left(root: Supervisor, caller: Caller, params: RequestEnded) -> Empty:
     """A request that was admitted is over: let others go."""
     caller.require_agent(root.tree.agents)
     root.lanes.leave(params.lane, params.id, ok=params.ok)

@@ -10,16 +10,16 @@ from msgspec.structs import replace
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import NoValueError
 from orch_protocol.core.ids import new_id
-from orch_protocol.core.taint import joined
-from orch_protocol.core.values import Export, Exported, Taken, TakeValue, Value
+from orch_protocol.core.taint import join_labels
+from orch_protocol.core.values import ExportResult, ExportValue, TakenValue, TakeValue, ValueInfo
 from orch_protocol.services.resources import TAKE_VALUE
 from orch_worker.tools.values.store import FOLDER, NAME
 
 from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord
-from ..agents.processes import answered
-from ..archives.recall import found
-from ..checks.local_only import Keeping
+from ..agents.processes import request_worker
+from ..archives.recall import find_agent_or_holder
+from ..checks.local_only import HideErrorDetails
 from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ SECONDS: Final = 60.0
 
 
 @handles(TAKE_VALUE)
-async def value(root: Supervisor, caller: Caller, params: TakeValue) -> Taken:
+async def value(root: Supervisor, caller: Caller, params: TakeValue) -> TakenValue:
     """Return where the value of a name, or a handle, of an agent lies as data. No process is started for it.
 
     Raises NoValueError, AgentError, QueryTimeoutError.
     """
-    node = await found(root, caller, params.ref, "take values of", "control")
-    with Keeping(root, caller, node):
+    node = await find_agent_or_holder(root, caller, params.ref, "take values of", "control")
+    with HideErrorDetails(root, caller, node):
         if node.is_holder:
             raise NoValueError(
                 f"{params.ref!r} is an archive, which has no names: its messages can be read and searched"
@@ -46,21 +46,23 @@ async def value(root: Supervisor, caller: Caller, params: TakeValue) -> Taken:
         if NAME.fullmatch(said.file) is None:
             raise NoValueError(f"agent {node.spec.name!r} names a file that is none of its stash")
         reply = node.last.reply if node.last is not None else None
-        marks = joined(said.marks, reply.marks) if reply is not None else said.marks
+        marks = join_labels(said.marks, reply.marks) if reply is not None else said.marks
         said = replace(said, marks=marks, local=said.local or node.spec.local)
-        return Taken(node.spec.id, params.name, str(Path(node.spec.folder) / FOLDER / said.file), said)
+        return TakenValue(node.spec.id, params.name, str(Path(node.spec.folder) / FOLDER / said.file), said)
 
 
-async def _exported(root: Supervisor, node: AgentRecord, name: str) -> Value:
+async def _exported(root: Supervisor, node: AgentRecord, name: str) -> ValueInfo:
     """Return what the agent's process says, or what is in its folder when there is none."""
     if root.workers.peer(node.spec.id) is not None and node.status != "starting":
-        answer: Exported | None = await answered(root, node, "export", Export(name), new_id(), "exported", SECONDS)
+        answer: ExportResult | None = await request_worker(
+            root, node, "export", ExportValue(name), new_id(), "exported", SECONDS
+        )
         if answer is not None and answer.value is not None:
             return answer.value
     return await root.disk.do(_without_process, node.spec, name)
 
 
-def _without_process(spec: AgentSpec, name: str) -> Value:
+def _without_process(spec: AgentSpec, name: str) -> ValueInfo:
     from orch_worker.tools.api.base import ToolContext
     from orch_worker.tools.python.export import stored  # where a value is asked for: few roots are
     from orch_worker.tools.values.store import SPELLING

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 
 from orch_protocol.core.errors import OrchError
-from orch_protocol.hooks.stages import HooksRan, HooksSaid, RunHooks
+from orch_protocol.hooks.stages import HookReplies, ReportHooks, RunHooks
 from orch_protocol.services.hooks import RECORD_HOOK_RUNS, RUN_HOOKS
 from orch_protocol.services.resources import REFRESH_CATALOGS
 from orch_protocol.services.service import Empty, Service
@@ -20,16 +20,16 @@ from ..dispatch.call import call, check_grant
 from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
-    from ...resources.prompt_templates import Templates
+    from ...resources.prompt_templates import TemplateCatalog
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["attend", "hooks_ran", "run_hooks"]
+__all__ = ["connect_root_hooks", "hooks_ran", "run_hooks"]
 
 P = TypeVar("P", bound=Struct)
 R = TypeVar("R")
 
 
-def attend(root: Supervisor, templates: Templates) -> None:
+def connect_root_hooks(root: Supervisor, templates: TemplateCatalog) -> None:
     """Let hooks of the program say something to agents, from whatever thread, and ask for services as they do; and let
     its `templates` be commands."""
     loop = asyncio.get_running_loop()
@@ -53,13 +53,13 @@ def attend(root: Supervisor, templates: Templates) -> None:
 
 
 @handles(RUN_HOOKS)
-async def run_hooks(root: Supervisor, caller: Caller, params: RunHooks) -> HooksSaid:
+async def run_hooks(root: Supervisor, caller: Caller, params: RunHooks) -> HookReplies:
     """Call hooks of this program for the calling agent."""
     return await root.hooks.run(params, caller.require_agent(root.tree.agents).spec, root.hooks.say, root.disk.do)
 
 
 @handles(RECORD_HOOK_RUNS)
-async def hooks_ran(root: Supervisor, _: Caller, params: HooksRan) -> Empty:
+async def hooks_ran(root: Supervisor, _: Caller, params: ReportHooks) -> Empty:
     """Count what hooks did, for `orch hooks list`."""
     root.hooks.ran(params.rows, root.disk.do)
     return Empty()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orch_protocol.core.messages import Text, ToolUse
-from orch_protocol.services.requests import RUN_TOOL, RunTool, ToolRan
+from orch_protocol.services.requests import RUN_TOOL, RootToolResult, RunTool
 from orch_worker.tools.api.base import Tool, ToolContext
 from orch_worker.tools.dispatch.toolbox import Toolbox
 
@@ -20,7 +20,7 @@ __all__ = ["run_tool"]
 
 
 @handles(RUN_TOOL)
-async def run_tool(root: Supervisor, caller: Caller, params: RunTool) -> ToolRan:
+async def run_tool(root: Supervisor, caller: Caller, params: RunTool) -> RootToolResult:
     """Run the root tool `params.name` of the calling agent. What goes wrong is its text, with `is_error`."""
     spec = caller.require_agent(root.tree.agents).spec
     tools: dict[str, Tool] = root.tools.get(spec.id, {})
@@ -34,4 +34,4 @@ async def run_tool(root: Supervisor, caller: Caller, params: RunTool) -> ToolRan
     finally:
         box.close()
     texts = [block.text for block in outcome.result.content if isinstance(block, Text)]
-    return ToolRan("\n".join(texts), outcome.result.is_error)
+    return RootToolResult("\n".join(texts), outcome.result.is_error)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.ids import new_id
-from orch_protocol.core.prompts import Prompted, PromptShown, ShowPrompt
+from orch_protocol.core.prompts import PromptResult, PromptShown, ShowPrompt
 from orch_protocol.services.resources import SHOW_PROMPT
 from orch_protocol.services.service import Empty
-from orch_protocol.wire.worker_messages import Nothing
-from orch_worker.conversation.live_subagents import Live, live_block
+from orch_protocol.wire.worker_messages import EmptyBody
+from orch_worker.conversation.live_subagents import LiveSubagent, live_block
 
 from ...policy.caller import AgentCaller, Caller
 from ...tree.agents.state import AgentRecord
-from ..agents.processes import answered
+from ..agents.processes import request_worker
 from ..archives.archiving import live
-from ..archives.recall import found
+from ..archives.recall import find_agent_or_holder
 from ..dispatch.handlers import handles
 
 if TYPE_CHECKING:
@@ -35,14 +35,18 @@ async def prompt(root: Supervisor, caller: Caller, params: ShowPrompt) -> Prompt
 
     Raises AgentError, QueryTimeoutError.
     """
-    node = await found(root, caller, params.ref, "look at", "read")
+    node = await find_agent_or_holder(root, caller, params.ref, "look at", "read")
     if root.workers.peer(node.spec.id) is not None and node.status != "starting":
-        answer: Prompted | None = await answered(root, node, "prompt", Nothing(), new_id(), "prompted", SECONDS)
+        answer: PromptResult | None = await request_worker(
+            root, node, "prompt", EmptyBody(), new_id(), "prompted", SECONDS
+        )
         if answer is not None and answer.shown is not None:
             return answer.shown
     children = await live(root, AgentCaller(node.spec.id), Empty()) if _tells(node) else []
     hooked = bool(node.spec.hooks.load) or any("before_system_prompt" in row.stages for row in root.hooks.rows)
-    return await root.disk.do(_without_process, node.spec, [Live(child.id, child.task) for child in children], hooked)
+    return await root.disk.do(
+        _without_process, node.spec, [LiveSubagent(child.id, child.task) for child in children], hooked
+    )
 
 
 def _tells(node: AgentRecord) -> bool:
@@ -52,13 +56,13 @@ def _tells(node: AgentRecord) -> bool:
 # In a thread.
 
 
-def _without_process(spec: AgentSpec, children: list[Live], hooked: bool) -> PromptShown:
+def _without_process(spec: AgentSpec, children: list[LiveSubagent], hooked: bool) -> PromptShown:
     from orch_worker.prompt.current_prompt import standing
     from orch_worker.session.transcript import read_session
 
     session = read_session(Path(spec.folder))
     block = ""
     if spec.archival is not None:
-        holders = [Live(id, f"Archive: {task}") for id, task in session.view.holders()]
+        holders = [LiveSubagent(id, f"Archive: {task}") for id, task in session.view.holders()]
         block = live_block(holders, spec.archival.block_entries, children)
     return standing(spec, session, block, hooked=hooked)

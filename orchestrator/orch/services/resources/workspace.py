@@ -10,17 +10,17 @@ from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import AmbiguousRefError, ConfigError, EntryNotFoundError
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.core.workspace import (
-    Arranged,
-    ArrangeWorkspace,
-    Drop,
-    Pin,
+    ChangeWorkspace,
+    DropArtifacts,
+    PinArtifacts,
     ShowWorkspace,
     Step,
+    WorkspaceChanged,
     WorkspaceShown,
     WorkspaceSpec,
 )
 from orch_protocol.services.resources import CHANGE_WORKSPACE, SHOW_WORKSPACE
-from orch_protocol.session.tree import Arrange, Edit
+from orch_protocol.session.tree import ArrangeArtifacts, SessionEdit
 
 from ...policy.caller import Caller
 from ..dispatch.handlers import handles
@@ -44,7 +44,7 @@ async def workspace(root: Supervisor, caller: Caller, params: ShowWorkspace) -> 
 
 
 @handles(CHANGE_WORKSPACE)
-async def arrange_workspace(root: Supervisor, caller: Caller, params: ArrangeWorkspace) -> Arranged:
+async def arrange_workspace(root: Supervisor, caller: Caller, params: ChangeWorkspace) -> WorkspaceChanged:
     """Change what an agent has at hand, between turns; it is on record when this returns.
 
     Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.
@@ -52,7 +52,7 @@ async def arrange_workspace(root: Supervisor, caller: Caller, params: ArrangeWor
     node = session_of(root, caller, params.ref, "arrange the workspace of")
     steps, arranged = await root.disk.do(_resolved, node.spec, params)
     if steps:
-        await put(root, node, Edit(new_entry_id(()), Arrange(steps)))
+        await put(root, node, SessionEdit(new_entry_id(()), ArrangeArtifacts(steps)))
     return arranged
 
 
@@ -83,7 +83,7 @@ def _shown(spec: AgentSpec, about: str | None, running: bool) -> WorkspaceShown:
     return WorkspaceShown(spec.id, turns, tuple(rows), said, spec.workspace is not None)
 
 
-def _resolved(spec: AgentSpec, params: ArrangeWorkspace) -> tuple[tuple[Step, ...], Arranged]:
+def _resolved(spec: AgentSpec, params: ChangeWorkspace) -> tuple[tuple[Step, ...], WorkspaceChanged]:
     """Return the steps that do what was asked for, and the full names of what they are about."""
     from orch_worker.workspace.state import pruned
 
@@ -91,7 +91,7 @@ def _resolved(spec: AgentSpec, params: ArrangeWorkspace) -> tuple[tuple[Step, ..
         raise ConfigError("nothing to do: name what to pin, unpin or drop, or ask for pruning")
     there, turns = _read(spec)
     pins, unpins, drops = (_found(there, names) for names in (params.pin, params.unpin, params.drop))
-    asked = (Pin(pins), Pin(unpins, pinned=False), Drop(drops, ASKED_FOR))
+    asked = (PinArtifacts(pins), PinArtifacts(unpins, pinned=False), DropArtifacts(drops, ASKED_FOR))
     steps: list[Step] = [step for step in asked if step.names]
     if params.prune:
         rules = spec.workspace or WorkspaceSpec()
@@ -101,7 +101,7 @@ def _resolved(spec: AgentSpec, params: ArrangeWorkspace) -> tuple[tuple[Step, ..
         old = pruned(there, turns, **bounds, count=rules.prune_count)
         steps += old
         drops = (*drops, *(name for step in old for name in step.names))
-    return tuple(steps), Arranged(spec.id, pins, unpins, drops)
+    return tuple(steps), WorkspaceChanged(spec.id, pins, unpins, drops)
 
 
 def _found(there: Workspace, names: Iterable[str]) -> tuple[str, ...]:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from orch_protocol.agent.config import parse_model
-from orch_protocol.agent.models import Answers
+from orch_protocol.agent.models import RecordModel
 from orch_protocol.core.errors import AgentBusyError, ConfigError, OrchError
 from orch_protocol.core.ids import new_id
 from orch_protocol.services.sessions import FORK_SESSION
-from orch_protocol.session.tree import Forked, ForkSession
+from orch_protocol.session.tree import ForkResult, ForkSession
 from orch_worker.agent.model_selection import model_of
 from orch_worker.backends.cost_estimate import check_priced
-from orch_worker.session.session_index import read_outline
+from orch_worker.session.session_index import read_session_index
 from orch_worker.session.transcript import NAME
 from orch_worker.system.files import cannot
 from orch_worker.tools.python import namespace
@@ -42,7 +42,7 @@ __all__ = ["fork"]
 
 
 @handles(FORK_SESSION)
-async def fork(root: Supervisor, caller: Caller, params: ForkSession) -> Forked:
+async def fork(root: Supervisor, caller: Caller, params: ForkSession) -> ForkResult:
     """Make a cold agent whose session is a copy of another one's: one path through it, or all branches; with archives.
 
     It may do what that one may, below the same agent. Raises AgentBusyError when no entry is named and a turn runs,
@@ -67,7 +67,7 @@ async def fork(root: Supervisor, caller: Caller, params: ForkSession) -> Forked:
         if spec.limits.max_cost_usd is not None or "usd" in root.budgets.kinds_for(spec.parent_id):
             check_priced(backend)
         level = thinking or (spec.born or spec.backend).thinking
-        copy = answered_by(copy, Answers(replace(backend, thinking=level), model_of(backend)))
+        copy = answered_by(copy, RecordModel(replace(backend, thinking=level), model_of(backend)))
     elif not holds(spec, chosen, thinking):
         with contextlib.suppress(ConfigError):  # who asks the copy is told why that model does not answer
             copy = answered_by(copy, await answers_at(root, spec, chosen, thinking))
@@ -91,7 +91,7 @@ async def fork(root: Supervisor, caller: Caller, params: ForkSession) -> Forked:
     with contextlib.suppress(OrchError):  # whoever asks for its archives is told
         await note(root, root.tree.agents[id])
     made = root.tree.agents[id].spec
-    return Forked(id, made.seq, made.name, found.entries[-1].id if found.entries else None)
+    return ForkResult(id, made.seq, made.name, found.entries[-1].id if found.entries else None)
 
 
 # In threads.
@@ -107,5 +107,5 @@ def _belongings(folder: Path, copy: Path) -> None:
 
 
 def _answers(folder: Path, at: str | None) -> tuple[str, str]:
-    outline = read_outline(folder)
+    outline = read_session_index(folder)
     return outline.answers(outline.leaf if at is None else outline.find(at))

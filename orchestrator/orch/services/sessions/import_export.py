@@ -19,7 +19,7 @@ from orch_protocol.session.entries import ArchiveEntry, MessageEntry, ModelChang
 
 from ...policy.caller import USER, Caller
 from ...sessions.copy_session import copy_conversation
-from ...sessions.formats.conversation import Found, Told, path_of
+from ...sessions.formats.conversation import ImportedSession, Told, path_of
 from ...sessions.formats.detect import read_conversation
 from ...sessions.import_ import has_messages, plant, task_of
 from ...tree.agents.state import iso_time
@@ -67,14 +67,14 @@ async def import_session(root: Supervisor, _: Caller, params: ImportSession) -> 
     )
 
 
-def _read(path: Path, params: ImportSession, now: str) -> Found:
+def _read(path: Path, params: ImportSession, now: str) -> ImportedSession:
     if params.at is None and params.all:
         return read_conversation(path, params.which, repair=params.repair)
     return copy_conversation(path.parent, params.at, all=params.all, model=None, now=now)
 
 
 async def _adopt(
-    root: Supervisor, params: ImportSession, found: Found, path: Path, above: AgentSpec | None
+    root: Supervisor, params: ImportSession, found: ImportedSession, path: Path, above: AgentSpec | None
 ) -> tuple[AgentSpec, str]:
     asked = {"task": task_of(found)} | params.agent | {"cwd": _folder(params, found)}
     try:
@@ -102,7 +102,7 @@ async def _adopt(
     return spec, said
 
 
-def _gone_on_with(found: Found, spec: AgentSpec, thinking: str | None, now: str) -> Found:
+def _gone_on_with(found: ImportedSession, spec: AgentSpec, thinking: str | None, now: str) -> ImportedSession:
     """Return the conversation with what the agent `spec` is to be as what holds in it from now on, where it has
     something else on record: a model as its own, which was there, where there may be other keys; or how much it thinks,
     where `thinking` was asked for."""
@@ -124,7 +124,7 @@ def _gone_on_with(found: Found, spec: AgentSpec, thinking: str | None, now: str)
     return msgspec.structs.replace(found, entries=(*found.entries, *added))
 
 
-def _folder(params: ImportSession, found: Found) -> str:
+def _folder(params: ImportSession, found: ImportedSession) -> str:
     """Return where the agent works: as asked, else where its conversation was, if that is there."""
     theirs = found.cwd if found.cwd and os.path.isdir(found.cwd) else ""
     return os.path.join(params.here, params.agent.get("cwd") or theirs)

@@ -8,12 +8,12 @@ from orch_protocol.core.errors import AgentBusyError, ConfigError
 from orch_protocol.core.ids import new_id
 from orch_protocol.services.requests import AgentRow
 from orch_protocol.services.sessions import SET_PLAN_MODE
-from orch_protocol.session.tree import SetPlanning
+from orch_protocol.session.tree import SetPlanMode
 
 from ...policy.caller import Caller
 from ...tree.journal import events
 from ..agents.status import row
-from ..checks.idle import AtWork, rest
+from ..checks.idle import AgentBusy, stop_processes
 from ..dispatch.handlers import handles
 from ..models.approvals import lineage_of
 from .sessions import session_of
@@ -25,7 +25,7 @@ __all__ = ["set_planning"]
 
 
 @handles(SET_PLAN_MODE)
-async def set_planning(root: Supervisor, caller: Caller, params: SetPlanning) -> AgentRow:
+async def set_planning(root: Supervisor, caller: Caller, params: SetPlanMode) -> AgentRow:
     """Let an agent go on in plan mode, or without; it is in no turn, and its process ends: the next knows.
 
     Raises AgentBusyError, and ConfigError for one that is to be let out before somebody above it is.
@@ -39,8 +39,8 @@ async def set_planning(root: Supervisor, caller: Caller, params: SetPlanning) ->
             f"agent {node.spec.name!r} is below {still.spec.name!r}, which is in plan mode: let that one out first"
         )
     try:
-        await rest(root, [node], [])
-    except AtWork as error:
+        await stop_processes(root, [node], [])
+    except AgentBusy as error:
         raise AgentBusyError(str(error)) from error
     id = node.spec.id
     if root.tree.agents[id].running:

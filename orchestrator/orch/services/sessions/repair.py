@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from orch_protocol.core.errors import AgentBusyError
 from orch_protocol.services.sessions import CHECK_SESSION
 from orch_protocol.session.entries import TranscriptPosition
-from orch_protocol.session.tree import Finding, FsckSession, SessionChecked
+from orch_protocol.session.tree import CheckSession, FileFinding, SessionChecked
 from orch_worker.session.transcript import NAME
 
 from ...policy.caller import Caller
@@ -17,7 +17,7 @@ from ...sessions.findings import in_session
 from ...sessions.repair import mend
 from ...tree.agents.state import AgentRecord
 from ..archives.recall import look_up
-from ..checks.idle import AtWork, holders_of, rest
+from ..checks.idle import AgentBusy, holders_of, stop_processes
 from ..checks.transcripts import rewriting_transcripts
 from ..dispatch.handlers import handles
 from .sessions import session_of
@@ -29,7 +29,7 @@ __all__ = ["fsck_session"]
 
 
 @handles(CHECK_SESSION)
-async def fsck_session(root: Supervisor, caller: Caller, params: FsckSession) -> SessionChecked:
+async def fsck_session(root: Supervisor, caller: Caller, params: CheckSession) -> SessionChecked:
     """Return what is wrong with a session file; with `repair`, put a mended copy in its place, if something is.
 
     The damaged file is kept beside it. Raises AgentBusyError while a turn runs, ForeignFileError for a file that is
@@ -45,11 +45,11 @@ async def fsck_session(root: Supervisor, caller: Caller, params: FsckSession) ->
             return await _mended(root, node, path, found)
 
 
-async def _mended(root: Supervisor, node: AgentRecord, path: Path, found: tuple[Finding, ...]) -> SessionChecked:
+async def _mended(root: Supervisor, node: AgentRecord, path: Path, found: tuple[FileFinding, ...]) -> SessionChecked:
     holders = holders_of(root, node)
     try:
-        await rest(root, [node, *holders], holders)
-    except AtWork as error:
+        await stop_processes(root, [node, *holders], holders)
+    except AgentBusy as error:
         raise AgentBusyError(str(error)) from None
     async with rewriting_transcripts(root, [node]):
         done, kept = await root.archives.renew(node.spec, partial(mend, path.parent, node.spec.id))
@@ -59,5 +59,5 @@ async def _mended(root: Supervisor, node: AgentRecord, path: Path, found: tuple[
     return SessionChecked(node.spec.id, str(path), found, tuple(done), str(kept))
 
 
-def _found(path: Path, agent: str, acknowledged: TranscriptPosition | None) -> tuple[Finding, ...]:
+def _found(path: Path, agent: str, acknowledged: TranscriptPosition | None) -> tuple[FileFinding, ...]:
     return tuple(in_session(path, agent, acknowledged))

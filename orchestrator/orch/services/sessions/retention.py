@@ -20,7 +20,7 @@ from ...policy.caller import Caller
 from ...tree.agents.state import AgentRecord, TreeState, iso_time
 from ...tree.journal import events
 from ..archives.prune import seconds_of
-from ..checks.idle import AtWork, holders_of, rest
+from ..checks.idle import AgentBusy, holders_of, stop_processes
 from ..dispatch.handlers import handles
 from .deletion import finish_deletions
 
@@ -94,7 +94,7 @@ async def _pruned(root: Supervisor, chosen: Iterable[AgentRecord]) -> PrunedSess
                 row = _row(node, *await root.disk.do(_sizes, [node.spec.folder]))
                 try:
                     await _discard(root, node)
-                except (AtWork, AgentBusyError, LockedError) as error:
+                except (AgentBusy, AgentBusyError, LockedError) as error:
                     busy[node.spec.id] = str(error)
                 else:
                     rows.append(row)
@@ -108,17 +108,17 @@ async def _discard(root: Supervisor, node: AgentRecord) -> None:
         if node.status not in OVER:
             _end(root, node)
         holders = holders_of(root, node)
-        await rest(root, holders, holders)
+        await stop_processes(root, holders, holders)
         root.handle(events.DiscardSession(node.spec.id))
     await root.archives.forget(node.spec)
     root.tools.pop(node.spec.id, None)
 
 
 def _end(root: Supervisor, node: AgentRecord) -> None:
-    """Kill an agent that is asleep, with all below it. Raises AtWork when somebody has woken one of them."""
+    """Kill an agent that is asleep, with all below it. Raises AgentBusy when somebody has woken one of them."""
     for each in root.tree.agents.subtree(node.spec.id):
         if not each.is_holder and (each.running or each.pending is not None or each.status not in (*OVER, *ASLEEP)):
-            raise AtWork(f"agent {each.spec.name!r} ({each.spec.id}) was asked meanwhile: its session stays")
+            raise AgentBusy(f"agent {each.spec.name!r} ({each.spec.id}) was asked meanwhile: its session stays")
     root.handle(events.Kill((node.spec.id,), "the user"))
 
 

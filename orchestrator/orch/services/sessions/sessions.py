@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from msgspec.structs import replace
 
-from orch_protocol.agent.models import Answers
+from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.errors import AgentBusyError, ConfigError, OrchError, StoreError
 from orch_protocol.core.ids import new_entry_id
@@ -21,26 +21,26 @@ from orch_protocol.services.service import Empty
 from orch_protocol.services.sessions import CHANGE_SESSION, LIST_SESSION_METADATA, SHOW_SESSION
 from orch_protocol.session.entries import Custom
 from orch_protocol.session.tree import (
-    Changed,
+    AddMessage,
     ChangeSession,
-    Choose,
-    Edit,
-    Inform,
-    Keep,
-    Kept,
-    ListKept,
-    Move,
-    Relabel,
-    Rename,
-    SessionShown,
+    ListMetadata,
+    MoveLeaf,
+    SessionChanged,
+    SessionEdit,
+    SessionMetadata,
+    SessionTree,
+    SetLabel,
+    SetMetadata,
+    SetModel,
+    SetThinking,
+    SetTitle,
     ShowSession,
-    Think,
 )
-from orch_protocol.wire.worker_messages import Summed, SumUp
+from orch_protocol.wire.worker_messages import BranchSummarized, SummarizeBranch
 from orch_worker.agent.model_selection import model_of
 from orch_worker.context.branch_summary import extracted, left_behind
 from orch_worker.context.summarizer import writer_of
-from orch_worker.session.session_index import question, read_outline
+from orch_worker.session.session_index import read_prompt, read_session_index
 from orch_worker.session.transcript import Transcript, read_session
 
 from ...policy.caller import AgentCaller, Caller, Scope
@@ -48,7 +48,7 @@ from ...sessions.stored import check_label, read_tree
 from ...tree.agents.state import AgentRecord
 from ...tree.journal import events
 from ...tree.journal.events import BOOT_SECONDS
-from ..agents.processes import answered, roused
+from ..agents.processes import request_worker, start_process
 from ..checks.reach import find_agent
 from ..dispatch.handlers import handles
 from ..models import model_selection
@@ -56,7 +56,7 @@ from ..models import model_selection
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["change_session", "check_idle", "kept", "put", "session", "session_of"]
+__all__ = ["change_session", "check_idle", "list_metadata", "put", "session", "session_of"]
 
 SUM_UP_SECONDS: Final = 100.0
 EDIT_SECONDS: Final = 30.0
@@ -66,21 +66,21 @@ OWN: Final = frozenset({WORKSPACE, SKILL_READ, ACTED})
 
 
 @handles(SHOW_SESSION)
-async def session(root: Supervisor, caller: Caller, params: ShowSession) -> SessionShown:
+async def session(root: Supervisor, caller: Caller, params: ShowSession) -> SessionTree:
     """Return what is in a session, read from its file. Raises AgentNotFoundError, AmbiguousRefError, StoreError."""
     node = session_of(root, caller, params.ref, "look at", "read")
     return await root.disk.do(_shown, node.spec, node.model, params.most)
 
 
 @handles(LIST_SESSION_METADATA)
-async def kept(root: Supervisor, caller: Caller, params: ListKept) -> list[Kept]:
+async def list_metadata(root: Supervisor, caller: Caller, params: ListMetadata) -> list[SessionMetadata]:
     """Return what programs keep with a session, as far as it is on the way that the conversation went, in order."""
     node = session_of(root, caller, params.ref, "look at", "read")
     return await root.disk.do(_kept, Path(node.spec.folder), params.custom_type)
 
 
 @handles(CHANGE_SESSION)
-async def change_session(root: Supervisor, caller: Caller, params: ChangeSession) -> Changed:
+async def change_session(root: Supervisor, caller: Caller, params: ChangeSession) -> SessionChanged:
     """Change a session between turns; it is on record when this returns, also when whoever asks has given up by then.
 
     Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.
@@ -88,16 +88,16 @@ async def change_session(root: Supervisor, caller: Caller, params: ChangeSession
     node = session_of(root, caller, params.ref, "change sessions of")
     check_idle(node)
     was = node.spec
-    if isinstance(params.change, Choose):
-        params = replace(params, change=Choose(await model_selection.chosen(root, node.spec, params.change.model)))
+    if isinstance(params.change, SetModel):
+        params = replace(params, change=SetModel(await model_selection.chosen(root, node.spec, params.change.model)))
     edit, text, recorded = await root.disk.do(_resolved, node.spec, params)
-    left: Summed | None = None
-    if isinstance(edit.change, Move) and edit.change.summarise:
+    left: BranchSummarized | None = None
+    if isinstance(edit.change, MoveLeaf) and edit.change.summarise:
         left = await _summed(root, node, edit.change.to)
-        edit = Edit(edit.entry, Move(edit.change.to, left.text or None))
+        edit = SessionEdit(edit.entry, MoveLeaf(edit.change.to, left.text or None))
     told: str | None = None
-    chosen = isinstance(edit.change, Choose | Think)
-    moved = isinstance(edit.change, Move) and not model_selection.holds(node.spec, *recorded)
+    chosen = isinstance(edit.change, SetModel | SetThinking)
+    moved = isinstance(edit.change, MoveLeaf) and not model_selection.holds(node.spec, *recorded)
     if chosen or moved:
         try:
             answers = await model_selection.answers_at(root, node.spec, *recorded)
@@ -106,7 +106,7 @@ async def change_session(root: Supervisor, caller: Caller, params: ChangeSession
                 raise
             # Nobody is kept from going there: whoever asks is told why that model does not answer.
         else:
-            told = model_selection.told(answers, wanted=isinstance(edit.change, Think))
+            told = model_selection.announced_model(answers, wanted=isinstance(edit.change, SetThinking))
             await model_selection.make_way(root, node, answers)
             edit = replace(edit, answers=answers)
     putting = asyncio.ensure_future(_made(root, node, edit, was))
@@ -114,7 +114,7 @@ async def change_session(root: Supervisor, caller: Caller, params: ChangeSession
     await asyncio.shield(putting)
     summary = left.text or None if left is not None else None
     model = model_of(edit.answers.backend) if edit.answers is not None else None
-    return Changed(node.spec.id, edit.entry, text, summary, left is not None and left.by_model, model, told)
+    return SessionChanged(node.spec.id, edit.entry, text, summary, left is not None and left.by_model, model, told)
 
 
 def session_of(root: Supervisor, caller: Caller, ref: str, action: str, scope: Scope = "control") -> AgentRecord:
@@ -136,9 +136,9 @@ def check_idle(node: AgentRecord) -> None:
         )
 
 
-async def _made(root: Supervisor, node: AgentRecord, edit: Edit, was: AgentSpec) -> None:
+async def _made(root: Supervisor, node: AgentRecord, edit: SessionEdit, was: AgentSpec) -> None:
     await put(root, node, edit)
-    if isinstance(edit.change, Rename):
+    if isinstance(edit.change, SetTitle):
         root.handle(events.ChangeTitle(node.spec.id, edit.change.name or ""))
     if edit.answers is None:
         return
@@ -147,10 +147,10 @@ async def _made(root: Supervisor, node: AgentRecord, edit: Edit, was: AgentSpec)
         return
     # Somebody else's change came in between, or what it is told may not leave this machine any more.
     with contextlib.suppress(ConfigError, StoreError):  # whoever asks next is told
-        await model_selection.answers(root, AgentCaller(node.spec.id), Empty())
+        await model_selection.resolve_model(root, AgentCaller(node.spec.id), Empty())
 
 
-async def put(root: Supervisor, node: AgentRecord, edit: Edit) -> None:
+async def put(root: Supervisor, node: AgentRecord, edit: SessionEdit) -> None:
     """Let the owner of the session record `edit`: the agent's process, or the root as long as it has none.
 
     Each attempt is for the same entry, so that it does not matter whether one that nobody confirmed was made. Raises
@@ -171,13 +171,13 @@ async def put(root: Supervisor, node: AgentRecord, edit: Edit) -> None:
             await root.waiters.until(f"up:{id}", BOOT_SECONDS)
         elif node.stopping:
             await root.waiters.until(gone, EDIT_SECONDS)
-        elif (edited := await answered(root, node, "edit", edit, edit.entry, "edited", EDIT_SECONDS)) is not None:
+        elif (edited := await request_worker(root, node, "edit", edit, edit.entry, "edited", EDIT_SECONDS)) is not None:
             if edited.context_tokens:
                 root.handle(events.RecordArchives(id, (), edited.context_tokens))
             return
 
 
-async def _summed(root: Supervisor, node: AgentRecord, to: str | None) -> Summed:
+async def _summed(root: Supervisor, node: AgentRecord, to: str | None) -> BranchSummarized:
     """Return what is to be said of what the conversation leaves when it goes back to `to`.
 
     The agent's process asks its model; one that has none gets one. Where that cannot be, or there is no model, it is
@@ -186,35 +186,39 @@ async def _summed(root: Supervisor, node: AgentRecord, to: str | None) -> Summed
     spec = node.spec
     if writer_of(spec.backend) is not None:
         with contextlib.suppress(OrchError):  # it is killed, or there is no room, or it does not come up
-            await roused(root, node)
-            asked = SumUp(to, root.budgets.kinds_for(spec.id))
-            left = await answered(root, node, "sum_up", asked, new_entry_id(()), "summed", SUM_UP_SECONDS)
+            await start_process(root, node)
+            asked = SummarizeBranch(to, root.budgets.kinds_for(spec.id))
+            left = await request_worker(root, node, "sum_up", asked, new_entry_id(()), "summed", SUM_UP_SECONDS)
             if left is not None:
                 root.handle(events.RecordUsage(spec.id, left.usage))
-                return cast("Summed", left)
+                return cast("BranchSummarized", left)
     return await root.disk.do(_extracted, Path(spec.folder), to)
 
 
 # In threads.
 
 
-def _extracted(folder: Path, to: str | None) -> Summed:
-    return Summed(extracted(left_behind(read_session(folder), to)).text)
+def _extracted(folder: Path, to: str | None) -> BranchSummarized:
+    return BranchSummarized(extracted(left_behind(read_session(folder), to)).text)
 
 
-def _kept(folder: Path, kind: str | None) -> list[Kept]:
+def _kept(folder: Path, kind: str | None) -> list[SessionMetadata]:
     return [
-        Kept(entry.id, entry.timestamp, entry.custom_type, entry.data)
+        SessionMetadata(entry.id, entry.timestamp, entry.custom_type, entry.data)
         for entry in read_session(folder).entries
         if isinstance(entry, Custom) and (entry.custom_type == kind or (kind is None and entry.custom_type != ACTED))
     ]
 
 
-def _shown(spec: AgentSpec, model: str, most: int | None) -> SessionShown:
+def _shown(spec: AgentSpec, model: str, most: int | None) -> SessionTree:
     tree = read_tree(Path(spec.folder), most)
     recorded = tree.model, tree.thinking
     if model_selection.holds(spec, *recorded):
-        thinking = spec.backend.thinking if model_selection.told(Answers(spec.backend, ""), wanted=False) else ""
+        thinking = (
+            spec.backend.thinking
+            if model_selection.announced_model(RecordModel(spec.backend, ""), wanted=False)
+            else ""
+        )
     else:  # the next query uses the recorded model, or fails and says why it cannot
         born = spec.born or spec.backend
         model, thinking = recorded[0] or model_of(born), recorded[1] or born.thinking
@@ -222,34 +226,36 @@ def _shown(spec: AgentSpec, model: str, most: int | None) -> SessionShown:
     return replace(tree, id=spec.id, name=spec.name, folder=spec.folder, cwd=cwd, model=model, thinking=thinking)
 
 
-def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[Edit, str | None, tuple[str, str]]:
+def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[SessionEdit, str | None, tuple[str, str]]:
     """Return what is to be recorded, what was asked where a move goes before a question, and which model and level of
     thinking the conversation has on record then."""
     folder = Path(spec.folder)
-    outline = read_outline(folder)
+    outline = read_session_index(folder)
     change, text, to_be = params.change, None, outline.answers(outline.leaf)
-    if isinstance(change, Move):
+    if isinstance(change, MoveLeaf):
         to = outline.find(change.to, prompt=params.ask_anew) if change.to is not None else None
-        if params.ask_anew and to is not None and (text := question(folder, to)) is not None:
+        if params.ask_anew and to is not None and (text := read_prompt(folder, to)) is not None:
             to = outline.row(to).parent_id
-        change = Move(to, scrub(change.summary) if change.summary else None, change.summarise and not change.summary)
+        change = MoveLeaf(
+            to, scrub(change.summary) if change.summary else None, change.summarise and not change.summary
+        )
         to_be = outline.answers(to)
-    elif isinstance(change, Choose):
+    elif isinstance(change, SetModel):
         to_be = change.model, to_be[1]
-    elif isinstance(change, Think):
+    elif isinstance(change, SetThinking):
         to_be = to_be[0], change.level
-    elif isinstance(change, Relabel):
+    elif isinstance(change, SetLabel):
         change = check_label(outline, change)
-    elif isinstance(change, Inform) and not change.text.strip():
+    elif isinstance(change, AddMessage) and not change.text.strip():
         raise ConfigError("there is nothing to tell the model: the text is empty")
-    elif isinstance(change, Keep) and not change.custom_type.strip():
+    elif isinstance(change, SetMetadata) and not change.custom_type.strip():
         raise ConfigError("what is kept needs a kind, by which it is found: the kind is empty")
-    elif isinstance(change, Keep) and change.custom_type in OWN:
+    elif isinstance(change, SetMetadata) and change.custom_type in OWN:
         raise ConfigError(f"under {change.custom_type!r} sessions have what orch itself keeps: choose another kind")
-    return Edit(new_entry_id(outline.lineage.places), change), text, to_be
+    return SessionEdit(new_entry_id(outline.lineage.places), change), text, to_be
 
 
-def _edited(spec: AgentSpec, edit: Edit) -> None:
+def _edited(spec: AgentSpec, edit: SessionEdit) -> None:
     transcript = Transcript.open(Path(spec.folder), agent=spec.id, cwd=spec.cwd, durability=spec.durability)
     try:
         transcript.change(edit)

@@ -18,7 +18,7 @@ from orch_protocol.session.entries import CompactionEntry, MessageEntry, Origin,
 from orch_worker.backends.model_families import ratios_named
 
 from ...archival.adapters import ROWS, format_named
-from .conversation import SHAPE_ERRORS, Found, Reading, Told, fitting
+from .conversation import SHAPE_ERRORS, ImportedSession, Reading, Told, fitting
 from .json_lines import Row, rows_of, text_of_file
 from .pi import entry_time, usage_of
 
@@ -35,7 +35,7 @@ def is_row(row: dict[str, Any]) -> bool:
     return "message" in row and ("uuid" in row or "sessionId" in row)
 
 
-def read_rows_of(rows: list[Row], reading: Reading) -> Found:
+def read_rows_of(rows: list[Row], reading: Reading) -> ImportedSession:
     """Return the conversation in `rows`, with those of its subagents, which are in files beside it or among the rows.
 
     Raises DamagedError.
@@ -66,7 +66,7 @@ def _side(row: dict[str, Any], sides: dict[str, str]) -> str:
     return sides[uuid]
 
 
-def _files_below(reading: Reading, rows: list[Row]) -> Iterator[Found]:
+def _files_below(reading: Reading, rows: list[Row]) -> Iterator[ImportedSession]:
     """Yield the conversations of subagents that are in files of their own. One that cannot be read is reported."""
     session = next((row["sessionId"] for _, row in rows if isinstance(row.get("sessionId"), str)), "")
     if not session or any(row.get("agentId") for _, row in rows):
@@ -115,7 +115,7 @@ class _Conversation:
         self._calls: dict[str, str] = {}
         """The entry of each call."""
 
-    def read(self, rows: list[Row]) -> Found:
+    def read(self, rows: list[Row]) -> ImportedSession:
         """Return the conversation. Raises DamagedError, naming the line."""
         linked = any("parentUuid" in row for _, row in rows)
         seen: dict[str, int] = {}
@@ -136,7 +136,7 @@ class _Conversation:
         if title:
             self._append(SessionInfo(id=self._id(), parent_id=self._tip, timestamp=self._time, name=title))
         cwd = next((row["cwd"] for _, row in rows if isinstance(row.get("cwd"), str)), "")
-        return Found(
+        return ImportedSession(
             name=self._name,
             shape="transcript rows",
             entries=tuple(self._entries),

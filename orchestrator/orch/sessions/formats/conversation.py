@@ -29,9 +29,9 @@ from orch_protocol.session.entries import (
     TurnStart,
     UpgradeEntry,
 )
-from orch_worker.conversation.tokens import PLAIN, Ratios
+from orch_worker.conversation.tokens import PLAIN, CharsPerToken
 
-__all__ = ["DECODE_ERRORS", "SHAPE_ERRORS", "Found", "Kept", "Reading", "Told", "fitting", "path_of"]
+__all__ = ["DECODE_ERRORS", "SHAPE_ERRORS", "ImportedSession", "Kept", "Reading", "Told", "fitting", "path_of"]
 
 DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 SHAPE_ERRORS: Final = (*DECODE_ERRORS, KeyError, TypeError, ValueError, AttributeError)
@@ -82,7 +82,7 @@ Told: TypeAlias = (
 )
 
 
-class Found(Struct, frozen=True):
+class ImportedSession(Struct, frozen=True):
     """A conversation. Entries follow their parents; the last one is where it goes on.
 
     `ratios` are those of the models it was made with; `repairs` say what was damaged and how that was set
@@ -95,10 +95,10 @@ class Found(Struct, frozen=True):
     entries: tuple[Told, ...]
     title: str = ""
     cwd: str = ""
-    ratios: Ratios = PLAIN
+    ratios: CharsPerToken = PLAIN
     repairs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    below: tuple[Found, ...] = ()
+    below: tuple[ImportedSession, ...] = ()
     spans: dict[str, Span] = {}
 
 
@@ -140,7 +140,7 @@ class Reading:
         return ForeignFileError(f"{self.path} is no recording that can be read: {why}")
 
 
-def path_of(found: Found) -> list[Told]:
+def path_of(found: ImportedSession) -> list[Told]:
     """Return the entries from the root to the last one."""
     by_id = {entry.id: entry for entry in found.entries}
     path: list[Told] = []

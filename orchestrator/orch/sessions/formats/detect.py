@@ -12,7 +12,7 @@ from orch_protocol.core.errors import ConfigError, DamagedError, ForeignFileErro
 from orch_worker.system.files import open_regular
 
 from .claude_code import is_row, read_rows_of
-from .conversation import DECODE_ERRORS, Found, Reading
+from .conversation import DECODE_ERRORS, ImportedSession, Reading
 from .json_lines import decoded, lines_of, rows_of, text_of_file
 from .native import is_ours, read_own
 from .pi import read_session
@@ -23,7 +23,7 @@ __all__ = ["read_conversation", "read_file"]
 MOST_BYTES: Final = 1 << 30
 
 
-def read_file(path: Path, *, repair: bool = False) -> list[Found]:
+def read_file(path: Path, *, repair: bool = False) -> list[ImportedSession]:
     """Return the conversations in the file at `path`; its shape is found out.
 
     Raises ForeignFileError when it is none of the shapes known, DamagedError naming the line that cannot be read (with
@@ -37,7 +37,7 @@ def read_file(path: Path, *, repair: bool = False) -> list[Found]:
         raise DamagedError(f"{path} is nested too deeply to be read") from None
 
 
-def read_conversation(path: Path, which: int | None = None, *, repair: bool = False) -> Found:
+def read_conversation(path: Path, which: int | None = None, *, repair: bool = False) -> ImportedSession:
     """Return the conversation number `which` (from 1) in the file at `path`; None: the only one.
 
     Raises ConfigError when there are several, and what `read_file` raises.
@@ -66,7 +66,7 @@ def _bytes(path: Path) -> bytes:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _read(data: bytes, reading: Reading) -> list[Found]:
+def _read(data: bytes, reading: Reading) -> list[ImportedSession]:
     lines = lines_of(data)
     if not lines:
         raise reading.foreign("it is empty: no conversation")

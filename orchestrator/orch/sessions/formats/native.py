@@ -6,10 +6,10 @@ import msgspec
 
 from orch_protocol.core.archives import Span
 from orch_protocol.session.entries import SESSION_VERSION, Entry, MessageEntry, SessionHeader, SessionInfo
-from orch_worker.session.log.record_format import Chain, unseal
+from orch_worker.session.log.record_format import ChecksumChain, unseal
 from orch_worker.session.log_reader import KNOWN
 
-from .conversation import DECODE_ERRORS, Found, Kept, Reading, Told, fitting
+from .conversation import DECODE_ERRORS, ImportedSession, Kept, Reading, Told, fitting
 from .json_lines import lines_of
 from .pi import UNREADABLE
 from .tree_builder import Named, graft
@@ -24,10 +24,10 @@ def is_ours(line: bytes) -> bool:
     return line.startswith(b'{"type":"session"') and unseal(line) is not None
 
 
-def read_own(data: bytes, reading: Reading) -> Found:
+def read_own(data: bytes, reading: Reading) -> ImportedSession:
     """Return the conversation in a session file of ours. Raises DamagedError, ForeignFileError."""
     lines = lines_of(data)
-    chain = Chain()
+    chain = ChecksumChain()
     header: SessionHeader | None = None
     found: list[tuple[int, Told, Span]] = []
     whole = offset = 0
@@ -66,7 +66,7 @@ def read_own(data: bytes, reading: Reading) -> Found:
         for (_, entry, _), (id, parent) in zip(found, places, strict=True)
     ]
     names = [entry.name for entry in entries if isinstance(entry, SessionInfo) and entry.name]
-    return Found(
+    return ImportedSession(
         name=reading.path.name,
         shape="orch session",
         entries=tuple(entries),

@@ -37,7 +37,7 @@ from orch_protocol.session.entries import (
 )
 from orch_worker.backends.model_families import ratios_named
 
-from .conversation import SHAPE_ERRORS, Found, Kept, Reading, Told, fitting
+from .conversation import SHAPE_ERRORS, ImportedSession, Kept, Reading, Told, fitting
 from .json_lines import Row
 from .tree_builder import Named, graft
 
@@ -51,7 +51,7 @@ SYSTEM: Final = "orch.system"
 OURS: Final = frozenset({"type", "id", "parentId", "timestamp", "s", "c", "m"})
 
 
-def read_session(rows: list[Row], reading: Reading) -> Found:
+def read_session(rows: list[Row], reading: Reading) -> ImportedSession:
     """Return the conversation in a session file. Raises DamagedError, ForeignFileError."""
     header = rows[0][1] if rows[0][1].get("type") == "session" else {}
     if not header:
@@ -76,7 +76,7 @@ def read_session(rows: list[Row], reading: Reading) -> Found:
         path[id] = parent
         told.append(reader.entry(line, row, id, parent, path, entries, places))
     names_given = [each.name for each in told if isinstance(each, SessionInfo) and each.name]
-    return Found(
+    return ImportedSession(
         name=reading.path.name,
         shape="pi session",
         entries=tuple(told),
@@ -343,7 +343,7 @@ class Author(NamedTuple):
     model: str
 
 
-def pi_lines(found: Found, id: str, author: Author, notes: list[str]) -> Iterator[dict[str, Any]]:
+def pi_lines(found: ImportedSession, id: str, author: Author, notes: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the lines of the file, the header first. What has no place in it is told in `notes`."""
     started = found.entries[0].timestamp if found.entries else "1970-01-01T00:00:00.000Z"
     yield {"type": "session", "version": VERSION, "id": id, "timestamp": started, "cwd": found.cwd}
@@ -365,7 +365,7 @@ def pi_lines(found: Found, id: str, author: Author, notes: list[str]) -> Iterato
 class _Writer:
     """Turns our entries into pi's, each into none, one or several."""
 
-    def __init__(self, found: Found, author: Author, notes: list[str]) -> None:
+    def __init__(self, found: ImportedSession, author: Author, notes: list[str]) -> None:
         self.at: dict[str, str | None] = {}
         """Behind which line of the file an entry stands: its own last one, or that of what it follows."""
         self._taken = {entry.id for entry in found.entries}

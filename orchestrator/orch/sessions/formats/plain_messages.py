@@ -15,7 +15,7 @@ from orch_protocol.session.entries import MessageEntry, Origin
 
 from ...archival.adapters import detect
 from ...tree.agents.state import iso_time
-from .conversation import SHAPE_ERRORS, Found, Reading, fitting
+from .conversation import SHAPE_ERRORS, ImportedSession, Reading, fitting
 from .json_lines import Row
 from .pi import entry_time, usage_of
 
@@ -34,7 +34,7 @@ def messages_in(value: Any) -> list[Any] | None:
     return value if isinstance(value, list) and value and messages_in({"messages": value}) is not None else None
 
 
-def read_document(value: Any, reading: Reading) -> list[Found]:
+def read_document(value: Any, reading: Reading) -> list[ImportedSession]:
     """Return the conversations in a JSON document: one list of messages, or a list of dialogues."""
     name = reading.path.name
     if isinstance(value, dict):
@@ -48,7 +48,7 @@ def read_document(value: Any, reading: Reading) -> list[Found]:
     return found
 
 
-def read_dialogues(rows: Sequence[Row], reading: Reading) -> list[Found]:
+def read_dialogues(rows: Sequence[Row], reading: Reading) -> list[ImportedSession]:
     """Return the conversations of which each is a line."""
     found = []
     for line, row in rows:
@@ -59,12 +59,12 @@ def read_dialogues(rows: Sequence[Row], reading: Reading) -> list[Found]:
     return found
 
 
-def read_rows(rows: Sequence[Row], reading: Reading) -> list[Found]:
+def read_rows(rows: Sequence[Row], reading: Reading) -> list[ImportedSession]:
     """Return the conversation of which each line is a message."""
     return [_plain([row for _, row in rows], reading.path.name, reading, [line for line, _ in rows])]
 
 
-def _plain(messages: Sequence[Any], name: str, reading: Reading, lines: Sequence[int] = ()) -> Found:
+def _plain(messages: Sequence[Any], name: str, reading: Reading, lines: Sequence[int] = ()) -> ImportedSession:
     format = detect(messages)
     found: list[MessageEntry] = []
     parent: str | None = None
@@ -92,7 +92,7 @@ def _plain(messages: Sequence[Any], name: str, reading: Reading, lines: Sequence
         at = entry_time(told.get("timestamp")) or now
         found.append(MessageEntry(id=id, parent_id=parent, timestamp=at, message=message, origin=origin))
         parent = id
-    return Found(
+    return ImportedSession(
         name=name,
         shape=f"{format.name} messages",
         entries=tuple(found),

@@ -118,9 +118,11 @@ def unnamed_runs(home: Path) -> list[Path]:
     """Return the folders of unnamed runs and scratch folders of commands, sorted. Named runs are kept."""
     import re
 
-    unnamed = re.compile(rf"({paths.OWN_RUN}|{paths.SCRATCH})[a-f][0-9a-f]{{11}}")
+    unnamed = re.compile(rf"({paths.UNNAMED_RUN_PREFIX}|{paths.SCRATCH_PREFIX})[a-f][0-9a-f]{{11}}")
     try:
-        found = sorted([*paths.runs_dir(home).glob(f"{paths.OWN_RUN}*"), *home.glob(f"{paths.SCRATCH}*")])
+        found = sorted(
+            [*paths.runs_dir(home).glob(f"{paths.UNNAMED_RUN_PREFIX}*"), *home.glob(f"{paths.SCRATCH_PREFIX}*")]
+        )
     except OSError:
         return []  # the disk fails, which whoever opens a run is told
     return [folder for folder in found if unnamed.fullmatch(folder.name) and folder.is_dir()]

@@ -17,7 +17,7 @@ from orch_protocol.core.errors import (
 )
 from orch_protocol.core.messages import Message, Reply, Text, Usage
 from orch_protocol.core.policy import EXIT_PLAN
-from orch_protocol.core.taint import bare as taint_bare
+from orch_protocol.core.taint import without_sources as taint_bare
 from orch_protocol.services.requests import Status
 from orch_protocol.session.entries import TranscriptPosition
 from orch_worker.conversation.stubs import marker
@@ -215,7 +215,7 @@ class AgentRecord:
         return not at_work and (self.status == "killed" or self.is_holder)
 
     @property
-    def was_ended(self) -> bool:
+    def last_turn_was_ended(self) -> bool:
         """Whether somebody ended its last turn, which its process may not know."""
         return self.last is not None and self.last.ended
 
@@ -225,7 +225,7 @@ class AgentRecord:
             return archive_deleted_error(self.spec.id, self.deleted)
         return session_deleted_error(self.spec.name, self.spec.id, self.deleted)
 
-    def warned(self, reply: Reply | None) -> Reply | None:
+    def with_warning(self, reply: Reply | None) -> Reply | None:
         """Return `reply` with what whoever asked has yet to be told of the agent's transcript."""
         return msgspec.structs.replace(reply, warning=self.untold) if reply is not None and self.untold else reply
 

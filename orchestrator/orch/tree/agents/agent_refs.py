@@ -40,7 +40,7 @@ def resolve(nodes: TreeState, ref: str, within: Callable[[str], bool] | None = N
     if node is not None:
         return node
     # Of those that rest for long none was active last.
-    if ref == LATEST and (agents := [node for node in nodes.by_id.awake() if not node.is_holder]):
+    if ref == LATEST and (agents := [node for node in nodes.by_id.unpacked() if not node.is_holder]):
         return max(agents, key=lambda node: node.last_activity)
     matches = [id for id in nodes.by_id if id.startswith(ref)]
     if len(matches) == 1:
@@ -57,7 +57,7 @@ def resolve(nodes: TreeState, ref: str, within: Callable[[str], bool] | None = N
 
 def _resolve_within(nodes: TreeState, ref: str, within: Callable[[str], bool]) -> AgentRecord:
     if ref == LATEST:
-        agents = (node for node in nodes.by_id.awake() if not node.is_holder and within(node.spec.id))
+        agents = (node for node in nodes.by_id.unpacked() if not node.is_holder and within(node.spec.id))
         if (latest := max(agents, key=lambda node: node.last_activity, default=None)) is not None:
             return latest
     if not ref.isdigit() and nodes.get(ref) is None and nodes.called(ref) is None:

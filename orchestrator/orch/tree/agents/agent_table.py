@@ -97,7 +97,7 @@ class AgentTable(Mapping[str, AgentRecord]):
             id = self._order[seq - 1]
         return self[id] if id is not None else None
 
-    def awake(self) -> Iterator[AgentRecord]:
+    def unpacked(self) -> Iterator[AgentRecord]:
         """Yield those that are not packed: all but agents that were killed and holders without a process."""
         return iter(list(self._awake.values()))
 

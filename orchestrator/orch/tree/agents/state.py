@@ -10,9 +10,9 @@ from typing import assert_never
 
 import msgspec
 
-from orch_protocol.agent.models import Answers
+from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec
-from orch_protocol.core.budget import Amounts, changed
+from orch_protocol.core.budget import BudgetAmounts, apply_change
 from orch_protocol.core.messages import Usage
 from orch_worker.backends.registry import template_for
 
@@ -82,8 +82,8 @@ DEFAULT_NAME = re.compile(r"agent-([1-9][0-9]{0,17})")
 class BudgetReservations:
     """What is put aside for a query: the least that each hold takes, and what was let go, the least of each too."""
 
-    held: dict[str, Amounts] = field(default_factory=dict)
-    let_go: list[Amounts] = field(default_factory=list)
+    held: dict[str, BudgetAmounts] = field(default_factory=dict)
+    let_go: list[BudgetAmounts] = field(default_factory=list)
 
 
 class _RunState(msgspec.Struct):
@@ -197,7 +197,7 @@ class TreeState:
         elapsed, self._at = entry.at - self._at, entry.at
         match entry:
             case RunStarted():
-                for worked in (self.worked, *(record.worked for record in self.by_id.awake())):
+                for worked in (self.worked, *(record.worked for record in self.by_id.unpacked())):
                     worked.skip(max(0.0, elapsed))
                 return
             case RootBudgetChanged():
@@ -505,7 +505,7 @@ class TreeState:
         node.crashes.clear()
 
     def _apply_budget_changed(self, node: AgentRecord, entry: BudgetChanged) -> None:
-        limits = changed(node.spec.limits, entry)
+        limits = apply_change(node.spec.limits, entry)
         node.spec = msgspec.structs.replace(node.spec, limits=limits)
 
     def _apply_local_only_set(self, node: AgentRecord, entry: LocalOnlySet) -> None:
@@ -605,7 +605,7 @@ class TreeState:
         node.news.clear()
 
 
-def answered_by(spec: AgentSpec, answers: Answers) -> AgentSpec:
+def answered_by(spec: AgentSpec, answers: RecordModel) -> AgentSpec:
     """Return the agent that `spec` describes with another model, which its conversation has on record."""
     backend, born = answers.backend, spec.born or spec.backend
     return msgspec.structs.replace(

@@ -11,13 +11,13 @@ from typing import Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.agent.models import Answers
+from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, QueueMode
-from orch_protocol.core.archives import Source
-from orch_protocol.core.budget import Amounts, Budget, BudgetChange
+from orch_protocol.core.archives import ArchiveSource
+from orch_protocol.core.budget import Budget, BudgetAmounts, BudgetChange
 from orch_protocol.core.errors import ErrorInfo
 from orch_protocol.core.messages import Reply, Usage
-from orch_protocol.core.taint import Mark
+from orch_protocol.core.taint import TaintLabel
 from orch_protocol.core.text import scrub
 from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.wire.frames import DECODE_ERRORS
@@ -229,13 +229,13 @@ class LocalOnlySet(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="local_
 class ModelChanged(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="model_changed"):
     """`answers` is who answers for the agent from now on."""
 
-    answers: Answers
+    answers: RecordModel
 
 
 class TaintAdded(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="taint_added"):
     """All that came to the agent with what other agents asked it."""
 
-    marks: tuple[Mark, ...]
+    marks: tuple[TaintLabel, ...]
 
 
 class ToolsRevoked(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="tools_revoked"):
@@ -316,7 +316,7 @@ class BudgetReserved(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="budg
 
     query_id: str
     hold: str
-    least: Amounts
+    least: BudgetAmounts
 
 
 class BudgetReleased(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="budget_released"):
@@ -328,7 +328,7 @@ class BudgetReleased(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="budg
 class SourceMoved(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="source_moved"):
     """What a holder holds stands elsewhere now. None: a later entry says where."""
 
-    source: Source | None
+    source: ArchiveSource | None
 
 
 class ContentDeleted(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="content_deleted"):

@@ -6,12 +6,12 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
-from orch_protocol.agent.models import Answers
+from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, QueueMode
 from orch_protocol.core.budget import BudgetChange
 from orch_protocol.core.errors import ErrorInfo
 from orch_protocol.core.messages import Reply, Usage
-from orch_protocol.core.taint import Mark
+from orch_protocol.core.taint import TaintLabel
 from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.wire.worker_messages import Ready
 
@@ -307,7 +307,7 @@ class ChangeModel(Struct, frozen=True, gc=False):
     """The conversation of agent `id` has it on record that `answers` is who answers for it."""
 
     id: str
-    answers: Answers
+    answers: RecordModel
 
 
 class StartWorker(Struct, frozen=True, gc=False):
@@ -349,7 +349,7 @@ class AddTaint(Struct, frozen=True, gc=False):
     """Agent `id` is asked by others whose conversations have `marks`: what is new of them is its own from now on."""
 
     id: str
-    marks: tuple[Mark, ...]
+    marks: tuple[TaintLabel, ...]
 
 
 class RevokeTools(Struct, frozen=True, gc=False):

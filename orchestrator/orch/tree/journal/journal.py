@@ -11,8 +11,8 @@ from orch_protocol.agent.spec import Durability
 from orch_protocol.core.errors import StoreError
 from orch_protocol.wire.frames import DECODE_ERRORS
 from orch_worker.session.log.append_log import AppendLog, scan
-from orch_worker.session.log.atomic_rewrite import Rewriting, rewriting
-from orch_worker.session.log.record_format import Sealed
+from orch_worker.session.log.atomic_rewrite import LogRewrite, rewriting
+from orch_worker.session.log.record_format import UncheckedLine
 
 from .entries import (
     AgentKilled,
@@ -139,16 +139,16 @@ class Journal:
         try:
             self.sync()
             with self._anew() as new:
-                new.append(HEADER, Sealed(b"", 0, 1, b"", more=False))
+                new.append(HEADER, UncheckedLine(b"", 0, 1, b"", more=False))
                 for number, line in enumerate(lines, first + 1):
-                    new.append(line, Sealed(b"", 0, number, b"", more=False))
+                    new.append(line, UncheckedLine(b"", 0, number, b"", more=False))
         except StoreError:
             self.log.append()  # says so when it is not open
             return False
         return True
 
     @contextmanager
-    def _anew(self) -> Iterator[Rewriting]:
+    def _anew(self) -> Iterator[LogRewrite]:
         """Yield what is to be the file, which is closed meanwhile."""
         log, on_dirty = self.log, self.log.on_dirty
         log.close()

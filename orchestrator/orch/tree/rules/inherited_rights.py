@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from orch_protocol.agent.spec import AgentSpec
 from orch_protocol.core.policy import EXIT_PLAN
-from orch_protocol.wire.worker_messages import Narrow
+from orch_protocol.wire.worker_messages import WithdrawTools
 from orch_worker.tools.dispatch.presets import RECALL
 
 from ..agents.state import AgentRecord, TreeState
@@ -56,4 +56,4 @@ def _stays(spec: AgentSpec, name: str, ceiling: frozenset[str]) -> bool:
 
 
 def _revoke_frame(id: str, withdrawn: tuple[str, ...]) -> Send:
-    return Send(id, "", "narrow", Narrow(withdrawn))
+    return Send(id, "", "narrow", WithdrawTools(withdrawn))

@@ -40,7 +40,7 @@ def retract(nodes: TreeState, event: RetractSteering, now: float) -> Decision:
 def set_queue_modes(nodes: TreeState, event: SetQueueModes, now: float) -> Decision:
     """Let the agent hear so many things at once."""
     node = nodes[event.id]
-    told = Send(event.id, "", "hearing", worker_messages.Hearing(event.steering, event.follow_up))
+    told = Send(event.id, "", "hearing", worker_messages.SetSteeringModes(event.steering, event.follow_up))
     entry = QueueModesChanged(at=now, id=event.id, steering=event.steering, follow_up=event.follow_up)
     return Decision([entry], [told] if node.status in ("idle", "busy") else [])
 
@@ -52,8 +52,8 @@ def reminder(node: AgentRecord) -> list[Instruction]:
     if spec.follow_up_mode is None:
         return told
     # It may have been described before that was set.
-    return [Send(spec.id, "", "hearing", worker_messages.Hearing(spec.queue_mode, spec.follow_up_mode)), *told]
+    return [Send(spec.id, "", "hearing", worker_messages.SetSteeringModes(spec.queue_mode, spec.follow_up_mode)), *told]
 
 
 def _steer_frame(said: SteeringQueued) -> Send:
-    return Send(said.id, said.steer_id, "steer", worker_messages.Steer(said.text, said.follow_up))
+    return Send(said.id, said.steer_id, "steer", worker_messages.SteerTurn(said.text, said.follow_up))

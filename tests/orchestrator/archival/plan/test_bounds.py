@@ -15,7 +15,7 @@ from agent_history import Life
 from orch.api.archiver import Archiver
 from orch.archival.adapters import format_named
 from orch.archival.conversation_items import ConversationItem, ItemReader
-from orch.archival.fold import Archiving
+from orch.archival.fold import RangeArchiver
 from orch.archival.plan.economics import Prices
 from orch.archival.plan.plan import ConversationView, next_era
 from orch.archival.plan.rollup import RecordMerge, RecordSize, preferred_merge
@@ -24,14 +24,14 @@ from orch.config.archival_profiles import Rules, rules_of
 from orch_protocol.agent.config import ArchivalConfig, Profile, TriggerConfig
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
-from orch_protocol.services.archiving import Summarise
+from orch_protocol.services.archiving import SummarizeArchive
 from orch_worker.conversation.stubs import holder_of, holders_in
-from orch_worker.conversation.tokens import Estimator
+from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.conversation.turns import is_prompt
 
 BOUNDED: tuple[Profile, ...] = ("economy", "balanced", "roomy")
 CALLS = {"no tools": (0, 0), "many tools": (0, 12), "one endless turn": (40, 40)}
-ESTIMATOR = Estimator()
+ESTIMATOR = TokenEstimator()
 
 
 class MemoryShelf(ArchiveCatalog):
@@ -110,7 +110,7 @@ def test_live_conversation_stays_within_low_water_and_record_budget(
     """After each fold, without the current turn's prompt and its last step; and every message can be had again."""
     chance, rules, shelf = random.Random(seed), rules_of(ArchivalConfig(profile=profile)), MemoryShelf()
     pieces = ItemReader(format_named("orch"), shelf, ESTIMATOR)
-    folding = Archiving(pieces, rules, shelf.store)
+    folding = RangeArchiver(pieces, rules, shelf.store)
     live: list[ConversationItem] = []
     said: list[Message] = []
     fewest, most = CALLS[shape]
@@ -222,9 +222,9 @@ def test_summary_of_an_agent_keeps_what_the_turn_changed(life: Life) -> None:
     """The engine puts them in front of the summary; what the summary names itself is not repeated."""
     life.turn(*working_turn(0)[1:-1])
     (holder,) = life.archive()
-    life.loop.run(life.archives.summarise(life.spec, Summarise(holder)))
+    life.loop.run(life.archives.summarise(life.spec, SummarizeArchive(holder)))
     answer = '{"outcome": "Wrote src/file0.py."}'
-    stub = life.loop.run(life.archives.summarise(life.spec, Summarise(holder, answer)))
+    stub = life.loop.run(life.archives.summarise(life.spec, SummarizeArchive(holder, answer)))
     assert isinstance(stub, str)
     assert stub.count("src/file0.py") == 1
     for kept in KEPT:

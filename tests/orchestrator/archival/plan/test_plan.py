@@ -29,8 +29,8 @@ from orch_protocol.core.messages import (
     assistant,
     user,
 )
-from orch_worker.conversation.live_subagents import Live, live_block
-from orch_worker.conversation.tokens import PLAIN, Estimator, Ratios
+from orch_worker.conversation.live_subagents import LiveSubagent, live_block
+from orch_worker.conversation.tokens import PLAIN, CharsPerToken, TokenEstimator
 from orch_worker.conversation.turns import groups_of, responses, turns_of
 
 PRICES = Prices()
@@ -77,7 +77,7 @@ odd_messages = st.lists(
 def test_rules_never_raise(messages: list[Message], profile: Profile, summaries: bool) -> None:
     """However odd a conversation, the rules answer, and what they name lies inside it, in order."""
     rules = rules_of(ArchivalConfig(profile=profile, high_tokens=5, low_tokens=1, rollup_tokens=3))
-    estimator = Estimator(Ratios(4, 4, 3, 2, 1))
+    estimator = TokenEstimator(CharsPerToken(4, 4, 3, 2, 1))
     seen = view(messages, [estimator.message(message) for message in messages], summaries=summaries)
     found = turns_to_archive(seen, rules, TRIGGER, PRICES, estimator) + next_phases(seen, rules, PRICES)
     era = next_era(seen, rules, PRICES)
@@ -199,11 +199,11 @@ def test_running_turn_is_never_archived() -> None:
     rules = rules_of(ArchivalConfig())
     running = [user("q"), call("a"), result("a")]
     sizes = [100, 100, 9000]
-    assert turns_to_archive(view(running, sizes), rules, TRIGGER, PRICES, Estimator()) == []
+    assert turns_to_archive(view(running, sizes), rules, TRIGGER, PRICES, TokenEstimator()) == []
     over = [*running, assistant("done")]
-    assert len(turns_to_archive(view(over, [*sizes, 50]), rules, TRIGGER, PRICES, Estimator())) == 1
+    assert len(turns_to_archive(view(over, [*sizes, 50]), rules, TRIGGER, PRICES, TokenEstimator())) == 1
     cut = [*running, call("b"), user("stop")]
-    assert len(turns_to_archive(view(cut, [*sizes, 50, 10]), rules, TRIGGER, PRICES, Estimator())) == 1
+    assert len(turns_to_archive(view(cut, [*sizes, 50, 10]), rules, TRIGGER, PRICES, TokenEstimator())) == 1
 
 
 def test_small_turns_wait_for_each_other() -> None:
@@ -211,8 +211,8 @@ def test_small_turns_wait_for_each_other() -> None:
     rules = rules_of(ArchivalConfig(block_entries=0))
     turn = [user("q"), call("a"), result("a"), assistant("done")]
     small = [50, 50, 480, 40]
-    alone = turns_to_archive(view(turn, small, calls=2), rules, TRIGGER, PRICES, Estimator())
-    later = turns_to_archive(view(turn * 3, small * 3, calls=300), rules, TRIGGER, PRICES, Estimator())
+    alone = turns_to_archive(view(turn, small, calls=2), rules, TRIGGER, PRICES, TokenEstimator())
+    later = turns_to_archive(view(turn * 3, small * 3, calls=300), rules, TRIGGER, PRICES, TokenEstimator())
     assert (len(alone), len(later)) == (0, 3) or len(alone) == 1
 
 
@@ -223,8 +223,8 @@ def test_pressure_archives_what_would_not_pay() -> None:
     messages += [call("b"), result("b"), call("c"), result("c")]
     light = view(messages, [10, 10, 3000, 10, 10, 10, 40_000, 10, 10], calls=1)
     heavy = view(messages, [10, 10, 3000, 10, 10, 10, 60_000, 10, 10], calls=1)
-    assert turns_to_archive(light, rules, TRIGGER, PRICES, Estimator()) == []
-    assert len(turns_to_archive(heavy, rules, TRIGGER, PRICES, Estimator())) == 1
+    assert turns_to_archive(light, rules, TRIGGER, PRICES, TokenEstimator()) == []
+    assert len(turns_to_archive(heavy, rules, TRIGGER, PRICES, TokenEstimator())) == 1
 
 
 def test_phases_go_down_to_the_low_water() -> None:
@@ -244,8 +244,8 @@ def test_depth_cap_bounds_every_profile() -> None:
     for profile in ("seed", "economy"):
         rules = rules_of(ArchivalConfig(profile=profile))  # type: ignore[arg-type]
         turn = view([user("q"), *[call("a"), result("a")] * 6, assistant("done")])
-        assert turns_to_archive(turn, rules, TRIGGER, PRICES, Estimator(), depth=2)
-        assert turns_to_archive(turn, rules, TRIGGER, PRICES, Estimator(), depth=3) == []
+        assert turns_to_archive(turn, rules, TRIGGER, PRICES, TokenEstimator(), depth=2)
+        assert turns_to_archive(turn, rules, TRIGGER, PRICES, TokenEstimator(), depth=3) == []
 
 
 # Roll-up.
@@ -301,7 +301,7 @@ def test_merging_always_ends(stubs: list[RecordSize], budget: int) -> None:
 
 def test_block_lists_the_latest_and_counts_the_rest() -> None:
     """The latest are listed by id and task, on one line each; the others are counted and can be found."""
-    live = [Live(f"id{number}", f"Archive: task\n{number}") for number in range(6)]
+    live = [LiveSubagent(f"id{number}", f"Archive: task\n{number}") for number in range(6)]
     text = live_block(live, 2)
     assert text.startswith("# Live Subagents\n")
     assert "- id: id4 | task: Archive: task 4\n- id: id5 | task: Archive: task 5\nand 4 more" in text
@@ -311,7 +311,7 @@ def test_block_lists_the_latest_and_counts_the_rest() -> None:
 
 def test_no_archives_no_block() -> None:
     """Without archives, or without room, there is no block at all."""
-    assert live_block([], 4) == live_block([Live("a", "b")], 0) == ""
+    assert live_block([], 4) == live_block([LiveSubagent("a", "b")], 0) == ""
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
@@ -319,7 +319,7 @@ def test_sizes_hardly_depend_on_the_shape(shape: Shape) -> None:
     """The same conversation weighs the same in every shape."""
     read = format_named(shape.name).read
     sizes = [
-        Estimator(PLAIN).messages(map(read, work(shape, 1))),
-        Estimator(PLAIN).messages(map(format_named("openai").read, work(SHAPES[1], 1))),
+        TokenEstimator(PLAIN).messages(map(read, work(shape, 1))),
+        TokenEstimator(PLAIN).messages(map(format_named("openai").read, work(SHAPES[1], 1))),
     ]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.02)

@@ -13,7 +13,7 @@ from orch.sessions.audit import audit
 from orch_protocol.core.messages import Text, assistant, text_of, user
 from orch_worker.conversation.stubs import holders_in, stub_text, stubs_in
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.session_index import read_outline
+from orch_worker.session.session_index import read_session_index
 from orchestrator.archival.store.prune_samples import MARK, file, later
 
 LATER = "2999-01-01T00:00:00.000Z"
@@ -256,7 +256,7 @@ def test_tree_and_audit_say_which_archives_are_deleted(life: Life) -> None:
     [holder] = life.archive()
 
     def said() -> list[str]:
-        rows = read_outline(life.folder).rows()
+        rows = read_session_index(life.folder).rows()
         return [
             *(row.head.removeprefix(f"{holder}: ") for row in rows if row.type == "archive"),
             *(row.text for row in audit(life.transcript.path) if row.what == "archive"),

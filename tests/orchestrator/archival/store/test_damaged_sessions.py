@@ -14,7 +14,7 @@ from orch.archival.store.session_archives import SessionArchives
 from orch_protocol.core.errors import ForeignFileError
 from orch_protocol.core.messages import text_of, user
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.session_index import read_outline
+from orch_worker.session.session_index import read_session_index
 from orch_worker.session.transcript import Transcript, read_last_turn, read_session
 
 FILES = 1000
@@ -137,7 +137,7 @@ def test_a_thousand_spoilt_files(sessions: list[bytes], tmp_path: Path) -> None:
         ledger = SessionArchives(folder)
         ledger.catch_up()
         assert [(item.message, item.first, item.last) for item in ledger.view.items] == shown
-        outline = read_outline(folder)
+        outline = read_session_index(folder)
         assert (outline.lineage.places, outline.leaf) == (session.places, session.leaf)
         assert before(data, spoilt) <= session.places.keys(), "something before the damage is gone"
         transcript = Transcript.open(folder, agent="agent", cwd="/")

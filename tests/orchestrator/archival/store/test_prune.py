@@ -15,10 +15,10 @@ from orch.archival.store.prune import doomed
 from orch.tree.agents.agent_record import redacted_message
 from orch_protocol.core.errors import ArchiveDeletedError, LockedError
 from orch_protocol.core.messages import Usage, assistant, text_of, user
-from orch_protocol.core.taint import Mark, mark
-from orch_protocol.hooks.stages import ACTED, Acted, HookAct
+from orch_protocol.core.taint import TaintLabel, taint_label
+from orch_protocol.hooks.stages import ACTED, HookAction, HookActions
 from orch_protocol.session.entries import Custom, PhaseEntry
-from orch_worker.context.compaction_summary import Digest, details_of, on_record
+from orch_worker.context.compaction_summary import CompactionDigest, details_of, on_record
 from orch_worker.session.log.append_log import load
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.session.plan import made
@@ -124,7 +124,7 @@ def test_what_a_summary_is_shown_with_stays_when_its_archives_go(life: Life) -> 
 def test_the_task_that_a_deleted_summary_knew_is_still_known(long: Life) -> None:
     """The next summary is told it, and nothing else of what was deleted."""
     long.turn(*steps(2, "needle", 30))
-    known = details_of(Digest(task="Mend the pump", question="a thorn?"), "a thorn")
+    known = details_of(CompactionDigest(task="Mend the pump", question="a thorn?"), "a thorn")
     kept = long.transcript.session.view.items[1].first
     long.transcript.compaction(summary="a thorn", first_kept_entry_id=kept, writer="extract", details=known)
     for number in range(12):
@@ -133,7 +133,7 @@ def test_the_task_that_a_deleted_summary_knew_is_still_known(long: Life) -> None
     long.prune(EVER)
     assert "a thorn?" not in file(long)
     assert '"summary":"a thorn"' not in file(long)
-    assert on_record(long.transcript.session.compacted) == Digest(task="Mend the pump")
+    assert on_record(long.transcript.session.compacted) == CompactionDigest(task="Mend the pump")
     long.check()
 
 
@@ -276,13 +276,13 @@ def test_what_brought_a_mark_goes_and_the_mark_stays(life: Life) -> None:
     """Of a deleted turn nobody reads which page it was; that there was one binds what the agent may do, as before."""
     life.begin("what now?")
     life.say(*steps(1, "s", 60))
-    life.transcript.marks((mark("untrusted", "fetch_url https://needle.example"),), f"q{life.queries}")
+    life.transcript.marks((taint_label("untrusted", "fetch_url https://needle.example"),), f"q{life.queries}")
     life.say(*steps(1, "t", 60), assistant("so it is"))
     life.end()
     life.archive()
     life.prune(EVER)
     assert "needle" not in file(life)
-    assert life.transcript.session.marks == (Mark("untrusted"),)
+    assert life.transcript.session.marks == (TaintLabel("untrusted"),)
 
 
 def test_what_was_said_beside_a_turn_goes_with_it(life: Life) -> None:
@@ -293,8 +293,8 @@ def test_what_was_said_beside_a_turn_goes_with_it(life: Life) -> None:
             turn=f"q{life.queries}", phase=phase, by="model", note="needle", did=("note",), usage=Usage(5, 1)
         )
         life.say(*steps(1, phase, 60))
-    acts = (HookAct("guard", "tool_call", ("block",)), HookAct("odd", "tool_result", error="failed: needle"))
-    life.transcript.custom(ACTED, msgspec.to_builtins(Acted(f"q{life.queries}", acts)))
+    acts = (HookAction("guard", "tool_call", ("block",)), HookAction("odd", "tool_result", error="failed: needle"))
+    life.transcript.custom(ACTED, msgspec.to_builtins(HookActions(f"q{life.queries}", acts)))
     used = life.transcript.session.usage
     life.say(assistant("so it is"))
     life.end()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.chat.text.live_text import Sheet
+from orch.chat.text.live_text import LiveText
 from orch.chat.text.styled_text import cleaned, cut
 
 HOSTILE = ["\x1b[2J", "\x1b]0;t\x07", "\x9b31m", "\x9d0;t\x9c", "\u202e", "\u2066", "\r", "\x08", "\x00", "\x7f"]
@@ -15,7 +15,7 @@ HOSTILE = ["\x1b[2J", "\x1b]0;t\x07", "\x9b31m", "\x9d0;t\x9c", "\u202e", "\u206
 @pytest.mark.parametrize("text", HOSTILE)
 def test_control_characters_are_written_out(text: str) -> None:
     """What clears, colours, names the window, rubs out or turns the direction is seen instead of obeyed."""
-    sheet = Sheet()
+    sheet = LiveText()
     sheet.text(f"a{text}b\n")
     sheet.note(f"a{text}b")
     sheet.pieces([[("add", f"a{text}b")]])
@@ -28,7 +28,7 @@ def test_control_characters_are_written_out(text: str) -> None:
 @given(st.lists(st.text(), max_size=8))
 def test_text_in_pieces_is_the_text(pieces: list[str]) -> None:
     """However it arrives, all of it is shown, safe and in order, when control characters do not stand apart."""
-    sheet = Sheet()
+    sheet = LiveText()
     for piece in pieces:
         sheet.text(piece)
     sheet.close()
@@ -38,7 +38,7 @@ def test_text_in_pieces_is_the_text(pieces: list[str]) -> None:
 
 def test_a_line_is_live_until_it_ends() -> None:
     """What has no end yet is not taken, but can be seen."""
-    sheet = Sheet()
+    sheet = LiveText()
     sheet.text("one\ntw")
     assert (sheet.take(), sheet.live, sheet.pending) == ([[("", "one")]], [[("", "tw")]], False)
     sheet.text("o\tx")
@@ -51,7 +51,7 @@ def test_a_line_is_live_until_it_ends() -> None:
 
 def test_a_long_line_scrolls_away_row_by_row() -> None:
     """Of a paragraph that does not end, no more than so many rows stay, and it is cut between words."""
-    sheet = Sheet()
+    sheet = LiveText()
     sheet.text("some words " * 10 + "x" * 30)
     sheet.resize(20)
     sheet.scroll(2)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch.chat.text import styled_text
-from orch.chat.text.live_text import Sheet
+from orch.chat.text.live_text import LiveText
 from orch.chat.text.markdown import Markdown, inline
 from orch.chat.text.styled_text import Piece, cells
 
@@ -34,7 +34,7 @@ Read **all of `it`**, *please*: [here](https://e.org/a).
 
 def lines(text: str, width: int = 60) -> list[list[Piece]]:
     """Return the lines of an answer that comes at once."""
-    sheet = Sheet(Markdown())
+    sheet = LiveText(Markdown())
     sheet.resize(width)
     sheet.text(text)
     sheet.over()
@@ -81,7 +81,7 @@ def test_an_answer_is_shown_without_its_markup() -> None:
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=60), st.integers(0, 7))
 def test_it_is_the_same_however_it_comes(sizes: list[int], shows: int) -> None:
     """Cut anywhere, and looked at in between: what was taken is the beginning of what is taken in the end."""
-    sheet, left, taken = Sheet(Markdown()), ANSWER, []
+    sheet, left, taken = LiveText(Markdown()), ANSWER, []
     sheet.resize(60)
     for number, size in enumerate(sizes):
         sheet.text(left[:size])
@@ -101,7 +101,7 @@ def test_whatever_is_said_has_room_and_loses_no_letter(text: str, width: int) ->
     shown = lines(text, width)
     said = [letter for letter in text if letter in "ab日"]
     assert [letter for letter in "".join(plain(shown)) if letter in "ab日"] == said or "|" in text or "](" in text
-    sheet = Sheet(Markdown())
+    sheet = LiveText(Markdown())
     sheet.resize(width)
     sheet.text(text)
     sheet.scroll(2)
@@ -118,7 +118,7 @@ def test_words_are_wrapped_and_items_hang() -> None:
 
 def test_a_long_paragraph_leaves_in_parts_that_are_whole() -> None:
     """Between words, and where no emphasis is open; the rest of an item stays below its beginning."""
-    sheet = Sheet(Markdown())
+    sheet = LiveText(Markdown())
     sheet.resize(20)
     sheet.text("- " + "some **bold words here** " * 8)
     sheet.scroll(3)
@@ -131,7 +131,7 @@ def test_a_long_paragraph_leaves_in_parts_that_are_whole() -> None:
 
 def test_notes_part_nothing_that_is_being_said() -> None:
     """They stand before a line under way, before a table that has no end yet, and in code the code goes on."""
-    sheet = Sheet(Markdown())
+    sheet = LiveText(Markdown())
     sheet.text("```\ncode\nhalf")
     sheet.note("aside")
     sheet.text(" line\n```\n|a|b|\n|-|-|\n")
@@ -142,7 +142,7 @@ def test_notes_part_nothing_that_is_being_said() -> None:
 
 def test_what_is_said_next_begins_anew() -> None:
     """Code that was never closed ends with the response that it is in."""
-    sheet = Sheet(Markdown())
+    sheet = LiveText(Markdown())
     sheet.text("```\ncode")
     sheet.over()
     sheet.text("**bold**")
@@ -189,7 +189,7 @@ def test_a_line_without_end_is_no_paragraph() -> None:
     has gone."""
     texts = ("*a " * 400_000, "`" * 9_000, "[a](" * 4_000, "日" * 9_000, "| " * 9_000, "word " * 3_000, "` " * 30_000)
     for text in texts:
-        sheet = Sheet(Markdown())
+        sheet = LiveText(Markdown())
         sheet.text(text)
         assert sheet.live
         sheet.scroll(6)
@@ -209,7 +209,7 @@ def test_a_quote_within_many_leaves_room_for_what_it_says() -> None:
 def test_a_table_is_waited_for_until_it_is_as_long_as_an_answer() -> None:
     """What goes beyond is shown as it is written."""
     row = f"| {'a ' * 1500}|\n"
-    sheet = Sheet(Markdown())
+    sheet = LiveText(Markdown())
     sheet.text(f"{row}|---|\n{row * 40}")
     assert len(sheet.live) < 10
     assert sheet.take()

@@ -15,7 +15,7 @@ from orch.cli import run
 from orch.cli.agents import controlling_terminal
 from orch.cli.agents.approval_prompt import MODES, choose_approval
 from orch.client.connection import NOT_RUNNING
-from orch.client.failure import Failure
+from orch.client.failure import CommandError
 from orch.policy.grants import GrantStore, grant_of
 from orch_protocol.core.approval import Consent, Permission, Question
 from orchestrator.daemon_double import REPLY, Desk, opened
@@ -293,7 +293,7 @@ def test_question_in_the_background_is_answered_as_unasked(desk: Desk, monkeypat
     """A command that left the foreground after it started denies the call, and says that nobody was asked."""
 
     def ask(_question: str, _seconds: float) -> str:
-        raise controlling_terminal.NobodyToAsk
+        raise controlling_terminal.NoTerminalError
 
     monkeypatch.setattr(controlling_terminal, "reach", lambda: "background")
     monkeypatch.setattr(controlling_terminal, "ask", ask)
@@ -336,7 +336,7 @@ def test_permissions_of_sessions_are_those_of_a_daemon_that_runs(desk: Desk, tmp
 
 def test_without_a_daemon_permissions_are_those_of_projects(desk: Desk, tmp_path: Path, capsys: Captured) -> None:
     """What was approved for a project is listed with its end, and can be taken back, one or all; never another's."""
-    desk.answers["permissions"] = desk.answers["revoke"] = Failure(NOT_RUNNING, "no daemon is running", 3)
+    desk.answers["permissions"] = desk.answers["revoke"] = CommandError(NOT_RUNNING, "no daemon is running", 3)
     here, there = str((tmp_path / "project").resolve()), str(tmp_path.resolve())
     grants, now = GrantStore(tmp_path / "home"), time.time()
     for folder, pattern in ((here, None), (here, "git *"), (there, None)):

@@ -12,7 +12,7 @@ import pytest
 
 from orch.cli import run
 from orch.cli.agents.send import quoted
-from orch.client.failure import Failure
+from orch.client.failure import CommandError
 from orchestrator.daemon_double import REPLY, ROW, Desk, opened
 
 Captured = pytest.CaptureFixture[str]
@@ -173,7 +173,9 @@ class TestStream:
         run(argv)
         assert capsys.readouterr().out == said.replace("\x1b", "\\x1b") + "\n"
         monkeypatch.delenv("NO_COLOR")
-        monkeypatch.setattr("orch.render.terminal.draws", lambda _: False)  # as where the locale is not of UTF-8
+        monkeypatch.setattr(
+            "orch.render.terminal.supports_unicode", lambda _: False
+        )  # as where the locale is not of UTF-8
         run(argv)
         assert capsys.readouterr().out == said.replace("\x1b", "\\x1b") + "\n"
 
@@ -228,7 +230,7 @@ class TestStream:
     def test_an_error_in_the_middle_ends_the_line(self, desk: Desk, capsys: Captured) -> None:
         """The exit code is that of a query without --stream."""
         desk.events = events(text("one"))
-        desk.answers["query"] = Failure("AgentDiedError", "it died")
+        desk.answers["query"] = CommandError("AgentDiedError", "it died")
         assert run(["query", "n", "?", "--stream"]) == 1
         assert capsys.readouterr() == ("one\n", "orch: it died\n")
 
@@ -299,17 +301,17 @@ class TestRun:
 
     def test_a_failure_ends_it_too(self, desk: Desk, capsys: Captured) -> None:
         """The exit code is the query's."""
-        desk.answers["query"] = Failure("RateLimitError", "too many", 5)
+        desk.answers["query"] = CommandError("RateLimitError", "too many", 5)
         assert run(["run", "t", "--model", "a:b"]) == 5
         assert desk.asked[-1] == ("kill", {"refs": ["abc"]})
         assert capsys.readouterr() == ("", "orch: too many\n")
 
     def test_an_end_that_fails_takes_no_answers_place(self, desk: Desk, capsys: Captured) -> None:
         """The answer is there, or the error that came first, and that the agent was not ended."""
-        desk.answers["kill"] = Failure("DaemonGone", "the daemon is gone")
+        desk.answers["kill"] = CommandError("DaemonGone", "the daemon is gone")
         assert run(["run", "t", "--model", "a:b"]) == 0
         assert capsys.readouterr() == ("42\n", "orch: agent abc was not ended: the daemon is gone\n")
-        desk.answers["query"] = Failure("RateLimitError", "too many", 5)
+        desk.answers["query"] = CommandError("RateLimitError", "too many", 5)
         assert run(["run", "t", "--model", "a:b"]) == 5
         assert capsys.readouterr().err.splitlines()[-1] == "orch: too many"
 
@@ -371,7 +373,7 @@ class TestRun:
 
     def test_a_failure_is_a_json_line_too(self, desk: Desk, capsys: Captured) -> None:
         """The last one, and an object on standard error as with every command."""
-        desk.answers["query"] = Failure("RateLimitError", "too many", 5)
+        desk.answers["query"] = CommandError("RateLimitError", "too many", 5)
         assert run(["run", "t", "--model", "a:b", "--json-events"]) == 5
         out, err = capsys.readouterr()
         error = {"type": "RateLimitError", "message": "too many"}
@@ -446,7 +448,7 @@ class TestStatusLine:
     def test_it_fails_in_silence(self, desk: Desk, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever waits hears of trouble from the answer alone."""
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-        desk.answers["list"] = Failure("DaemonGone", "gone")
+        desk.answers["list"] = CommandError("DaemonGone", "gone")
         assert run(["query", "n", "?"]) == 0
         assert capsys.readouterr() == ("42\n", "")
         assert [method for method, _ in desk.asked].count("list") == 1

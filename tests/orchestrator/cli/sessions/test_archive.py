@@ -13,7 +13,7 @@ import pytest
 from orch.cli import run
 from orch.cli.sessions.archive import ACTIONS
 from orch.cli.sessions.export import markdown
-from orch.client.failure import Failure
+from orch.client.failure import CommandError
 from orch.render import terminal
 from orchestrator.daemon_double import ARCHIVE, REPLY, ROW, Desk, opened
 
@@ -238,7 +238,7 @@ class TestExport:
         assert run(["archive", "export", "--output", "all.jsonl", "--json"]) == 0
         told = {"output": "all.jsonl", "archives": 1, "messages": 2, "unread": {}}
         assert json.loads(capsys.readouterr().out) == told
-        desk.answers["read_archive"] = Failure("AgentNotFoundError", "gone", 3)
+        desk.answers["read_archive"] = CommandError("AgentNotFoundError", "gone", 3)
         before = file.read_bytes()
         assert run(["archive", "export", "--output", "all.jsonl"]) == 3
         assert file.read_bytes() == before
@@ -253,7 +253,7 @@ class TestExport:
     def test_one_that_is_damaged_is_left_out(self, desk: Desk, capsys: Captured) -> None:
         """The others are there, the command exits with 1 and says which is not."""
         desk.answers["archives"] = [ARCHIVE | {"id": "bad"}, ARCHIVE]
-        desk.answers["read_archive"] = [Failure("DamagedError", "not what was archived"), []]
+        desk.answers["read_archive"] = [CommandError("DamagedError", "not what was archived"), []]
         desk.in_turn.add("read_archive")
         assert run(["archive", "export"]) == 1
         out, err = capsys.readouterr()
@@ -374,7 +374,7 @@ class TestShow:
             [{"role": "user", "content": [{"type": "text", "text": said}]}] for said in ("look", "which port?")
         )
         shown = {"agent": HOLDER, "messages": asked, "archive": ARCHIVE, "held": held}
-        page = terminal.agent(shown)
+        page = terminal.agent_page(shown)
         assert page.startswith("1  (archive)  b0d9f3\n")
         assert "holds (one turn: 2 messages, 1 turn; it pays):\n  Read: x\n\nentry 1, user:\n  look\n" in page
         assert "1 more: orch archive read b0d9f3 2-\n" in page
@@ -382,4 +382,4 @@ class TestShow:
 
     def test_in_the_list_it_is_an_archive(self) -> None:
         """Its id is told once."""
-        assert flat(terminal.table([HOLDER]))[1].startswith("1 b0d9f3 (archive) idle")
+        assert flat(terminal.agent_table([HOLDER]))[1].startswith("1 b0d9f3 (archive) idle")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orch.cli import run
-from orch.client.failure import Failure
+from orch.client.failure import CommandError
 from orch.render.sessions import tree_lines
 from orch_protocol.core.messages import Reply, assistant, user
 from orch_worker.session.transcript import Transcript
@@ -64,7 +64,7 @@ class TestImport:
 
     def test_the_second_file_is_damaged(self, desk: Desk, capsys: Captured) -> None:
         """The agents that there are by then are told all the same."""
-        desk.answers["import"] = [desk.answers["import"], Failure("DamagedError", "line 7")]
+        desk.answers["import"] = [desk.answers["import"], CommandError("DamagedError", "line 7")]
         desk.in_turn.add("import")
         assert run(["session", "import", "a", "b", "--json"]) == 1
         out, err = capsys.readouterr()
@@ -92,7 +92,7 @@ class TestCompact:
 
     def test_nothing_can_go(self, desk: Desk, capsys: Captured) -> None:
         """The command fails, and says why."""
-        desk.answers["compact"] = Failure("ConfigError", "there is nothing to compact", 2)
+        desk.answers["compact"] = CommandError("ConfigError", "there is nothing to compact", 2)
         assert run(["session", "compact", "reader"]) == 2
         assert "nothing to compact" in capsys.readouterr().err
 
@@ -134,7 +134,7 @@ class TestNotes:
 @pytest.mark.parametrize("name", ["talk.json", "recording"])
 def test_a_file_to_look_at_goes_by_its_name_alone(desk: Desk, tmp_path: Path, capsys: Captured, name: str) -> None:
     """Of whichever program, and called whatever; an agent of that name comes first."""
-    desk.answers["fsck_session"] = Failure("AgentNotFoundError", f"no agent goes by {name!r}", 3)
+    desk.answers["fsck_session"] = CommandError("AgentNotFoundError", f"no agent goes by {name!r}", 3)
     assert run(["session", "fsck", name]) != 0
     capsys.readouterr()
     Path(name).write_text('[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]')
@@ -181,7 +181,7 @@ class TestExport:
     ) -> None:
         """Where no agent is called that."""
         Path("recording").write_bytes((tmp_path / "talk" / "session.jsonl").read_bytes())
-        desk.answers["state"] = Failure("AgentNotFoundError", "no agent goes by 'recording'", 3)
+        desk.answers["state"] = CommandError("AgentNotFoundError", "no agent goes by 'recording'", 3)
         assert run(["session", "audit", "recording"]) == 0
         assert "4711" in capsys.readouterr().out
         assert run(["session", "audit", "another"]) == 3

@@ -19,7 +19,7 @@ from orch.supervisor.recovery import orphan_cleanup
 from orch.supervisor.recovery.orphan_cleanup import processes_with_token, run_token, stored_token
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.ids import new_id
-from orch_worker.sandbox.probe import Offer
+from orch_worker.sandbox.probe import AvailableLevels
 from orch_worker.session.log.lock import FolderLock
 
 LEFT = "of ended programs; the next start, or orch doctor --clean, removes them: "
@@ -128,7 +128,7 @@ def test_an_untrusted_project_warns(home: Path, tmp_path: Path) -> None:
 def test_runs_left_by_dead_programs_are_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner's folder is fine; one without an owner warns, with its path; one with processes in it fails."""
     runs = paths.private_dir(paths.runs_dir(home))
-    alive, dead = (f"{paths.OWN_RUN}{new_id()}" for _ in range(2))
+    alive, dead = (f"{paths.UNNAMED_RUN_PREFIX}{new_id()}" for _ in range(2))
     lock = FolderLock.acquire(runs / alive)
     assert doctor.leftovers() == ("ok", "none")
     (runs / dead).mkdir()
@@ -210,7 +210,7 @@ def test_what_is_left_behind_is_cleaned_when_asked_to(
 ) -> None:
     """The folder of a run without an owner goes, one with an owner stays; what was done is said."""
     runs = paths.private_dir(paths.runs_dir(home))
-    alive, dead = (f"{paths.OWN_RUN}{new_id()}" for _ in range(2))
+    alive, dead = (f"{paths.UNNAMED_RUN_PREFIX}{new_id()}" for _ in range(2))
     lock = FolderLock.acquire(runs / alive)
     (runs / dead).mkdir()
     monkeypatch.setattr(orphan_cleanup, "SETTLED_SECONDS", 0)
@@ -250,7 +250,7 @@ def test_how_denied_paths_hold_is_told(
 
 def test_the_sandbox_is_told_in_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At what level tools run, what the machine has, why not more; less than wanted warns, less than required fails."""
-    monkeypatch.setattr(doctor, "machine", lambda: Offer({"L3": "bubblewrap is not installed"}))
+    monkeypatch.setattr(doctor, "machine", lambda: AvailableLevels({"L3": "bubblewrap is not installed"}))
     words = "this machine has up to L2 (files by Landlock, no network, no signals to others); no L3: bubblewrap is not"
     level, detail = doctor.sandbox()
     assert (level, detail.startswith("tools run at L0 (a session,"), words in detail) == ("ok", True, True)
@@ -303,6 +303,6 @@ def test_limits_of_a_container_are_seen(
 ) -> None:
     """Too few processes, or too little memory, warn."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    monkeypatch.setattr(doctor, "_of_group", {"pids.max": processes, "memory.max": memory}.get)
+    monkeypatch.setattr(doctor, "_cgroup_limit", {"pids.max": processes, "memory.max": memory}.get)
     found = doctor.limits()
     assert (found.level, said in found.detail) == (level, True), found

@@ -19,7 +19,7 @@ from orch_protocol.core.messages import assistant
 from orch_protocol.services.approvals import ANSWER_APPROVAL
 from orch_protocol.services.requests import CANCEL_TURN, SUBMIT, CancelTurn, QueryAgent
 from orch_protocol.services.resources import WATCH
-from orch_protocol.wire.watch_events import TurnBegan, TurnEnded, WatchAgent
+from orch_protocol.wire.watch_events import TurnEnded, TurnStarted, WatchAgent
 from orchestrator.root_double import Gate, World, opened
 from virtual_clock import until, virtual
 
@@ -72,7 +72,7 @@ async def test_a_watcher_sees_turns_that_others_asked_for(tmp_path: Path) -> Non
             await seen.ended.wait()
         assert (await agent.query("second?")).text == "two"
     assert seen.kinds == ["began", "text", "message", "ended"]
-    assert isinstance(seen.events[0], TurnBegan)
+    assert isinstance(seen.events[0], TurnStarted)
     assert (seen.events[0].prompt, seen.events[0].met) == ("first?", False)
     assert isinstance(seen.events[-1], TurnEnded)
     assert seen.events[-1].query_id == seen.events[0].query_id

@@ -27,7 +27,7 @@ from orch_protocol.core.errors import (
     ToolNotGrantedError,
 )
 from orch_protocol.core.messages import Usage, text_of
-from orch_protocol.core.taint import Mark
+from orch_protocol.core.taint import TaintLabel
 from orch_protocol.core.values import TakeValue
 from orch_protocol.services.recall import LIST_ARCHIVES, ListArchives, ReadArchive, SearchArchive
 from orch_protocol.services.registry import SERVICES
@@ -36,10 +36,10 @@ from orch_protocol.services.requests import (
     LIST_AGENTS,
     QUERY,
     SPAWN,
+    AskAll,
     Collect,
     Kill,
-    List,
-    MapAgents,
+    ListAgents,
     QueryAgent,
     Spawn,
     Wait,
@@ -68,7 +68,7 @@ def asks(ref: str) -> dict[str, Any]:
     return {
         "query": QueryAgent(ref, "go"),
         "submit": QueryAgent(ref, "go"),
-        "map": MapAgents((ref,), "go"),
+        "map": AskAll((ref,), "go"),
         "wait": Wait((ref,)),
         "collect": Collect(ref, 0.0),
     }
@@ -143,9 +143,9 @@ def _about(service: str, ref: str) -> msgspec.Struct | None:
     }
     given |= {name: more[name] for name in kind.__struct_fields__ if name in more}
     if service == "change_session":
-        from orch_protocol.session.tree import ChangeSession, Rename
+        from orch_protocol.session.tree import ChangeSession, SetTitle
 
-        return ChangeSession(ref, Rename("x"))
+        return ChangeSession(ref, SetTitle("x"))
     return msgspec.convert(given, kind)
 
 
@@ -191,7 +191,7 @@ async def test_list_shows_agents_below_and_peers(tmp_path: Path) -> None:
         asker = await world.scripted("x", tools=NEST, peers=[peer])
         child = await child_of(world, asker, tools=("spawn_subagent",))
         grandchild = await child_of(world, child, tools=())
-        rows = await call(world.supervisor, AgentCaller(asker.id), LIST_AGENTS, List())
+        rows = await call(world.supervisor, AgentCaller(asker.id), LIST_AGENTS, ListAgents())
         assert [row.id for row in rows] == [peer.id, child.id, grandchild.id]
         assert len(await world.agents()) == 5
 
@@ -216,7 +216,7 @@ async def test_peer_can_be_asked_and_nothing_else(tmp_path: Path) -> None:
         await ask_root(world, asker.id, "submit", QueryAgent("reader", "go"))
         await ask_root(world, asker.id, "wait", Wait((peer.id,)))
         assert (await ask_root(world, asker.id, "collect", Collect("1"))).text == "two"
-        [mapped] = await call(world.supervisor, AgentCaller(asker.id), ASK_ALL, MapAgents(("reader",), "go"))
+        [mapped] = await call(world.supervisor, AgentCaller(asker.id), ASK_ALL, AskAll(("reader",), "go"))
         assert mapped.reply is not None
         for service in HANDLERS:
             if service in (*ASKING, "state") or (params := _about(service, peer.id)) is None:
@@ -351,7 +351,7 @@ async def test_taint_labels_go_to_peers(tmp_path: Path) -> None:
     async with opened(tmp_path, config=nesting()) as world:
         peer = await world.scripted("ok")
         asker = await world.scripted("x", peers=[peer])
-        marks = (Mark("untrusted", "read_file inbox/mail.txt"),)
+        marks = (TaintLabel("untrusted", "read_file inbox/mail.txt"),)
         await ask_root(world, asker.id, "query", QueryAgent(peer.id, "go", marks=marks))
         assert [mark.bit for mark in world.supervisor.tree.agents[peer.id].spec.marks] == ["untrusted"]
 

@@ -15,13 +15,13 @@ from orch import ArchivalConfig, AsyncSubagent, Config, Limits, SubagentsConfig
 from orch.policy.caller import USER
 from orch.services import call
 from orch_protocol.agent.config import BudgetConfig, SummaryConfig, TriggerConfig
-from orch_protocol.core.budget import Amounts, Reserve, Settle
+from orch_protocol.core.budget import BudgetAmounts, ReserveBudget, SettleBudget
 from orch_protocol.core.errors import AgentError, BudgetExceededError, ConfigError, StoreError
 from orch_protocol.core.messages import Message, ToolResult, text_of
 from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.taint import TaintConfig
 from orch_protocol.services.registry import SERVICES
-from orch_protocol.services.requests import Shown
+from orch_protocol.services.requests import AgentShown
 from orch_worker.backends import registry
 from orch_worker.session.transcript import Transcript
 from orchestrator.root_double import NEST, Gate, World, nesting, opened
@@ -32,7 +32,7 @@ from virtual_clock import passed, until, virtual
 @pytest.fixture(autouse=True)
 def _shop() -> Iterator[None]:
     """There is a provider that takes money."""
-    registry.PROVIDERS["paid"] = registry.Provider("paid_backend", "lean")
+    registry.PROVIDERS["paid"] = registry.ProviderModule("paid_backend", "lean")
     yield
     del registry.PROVIDERS["paid"]
 
@@ -58,7 +58,7 @@ def nested(model: str, budget: BudgetConfig = BudgetConfig(), **more: Any) -> Co
     return msgspec.structs.replace(nesting(**more), model=model, budget=budget)
 
 
-def results(shown: Shown) -> list[str]:
+def results(shown: AgentShown) -> list[str]:
     """Return the texts of the results of tools, in order."""
     blocks = [block for message in shown.messages for block in message.content if isinstance(block, ToolResult)]
     return [text_of(Message("user", block.content)) for block in blocks]
@@ -367,8 +367,8 @@ async def test_money_is_for_agents(tmp_path: Path) -> None:
     """Nobody else puts any aside or settles it."""
     async with opened(tmp_path) as world:
         for service, params in (
-            ("reserve", Reserve(Amounts(), Amounts(), Amounts())),
-            ("settle", Settle("x", Amounts())),
+            ("reserve", ReserveBudget(BudgetAmounts(), BudgetAmounts(), BudgetAmounts())),
+            ("settle", SettleBudget("x", BudgetAmounts())),
         ):
             with pytest.raises(ConfigError, match="only an agent can call"):
                 await call(world.supervisor, USER, SERVICES[service], params)

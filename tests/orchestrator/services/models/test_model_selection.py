@@ -12,26 +12,26 @@ from msgspec.structs import replace
 from orch import Config, ScriptedBackend, SubagentsConfig
 from orch.policy.caller import USER, AgentCaller
 from orch.services.agents.spawn import spec_of
-from orch.services.models.model_selection import answers_at, holds, told
+from orch.services.models.model_selection import announced_model, answers_at, holds
 from orch.services.sessions.import_export import _gone_on_with
-from orch.sessions.formats.conversation import Found
+from orch.sessions.formats.conversation import ImportedSession
 from orch.tree.agents.state import answered_by
-from orch_protocol.agent.models import Answers
+from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, AgentDiedError, ConfigError
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.services.requests import Spawn
 from orch_protocol.session.entries import ThinkingLevelChange
-from orch_protocol.session.tree import Choose, Edit, Think
+from orch_protocol.session.tree import SessionEdit, SetModel, SetThinking
 from orch_worker.session.transcript import NAME, Transcript
 from orchestrator.root_double import NEST, opened
 
 
-def note(folder: str, agent: str, *changes: Choose | Think) -> None:
+def note(folder: str, agent: str, *changes: SetModel | SetThinking) -> None:
     """Write changes into the session of an agent without a process, as a root does that dies before it knows of it."""
     transcript = Transcript.open(Path(folder), agent=agent, cwd="/")
     for change in changes:
-        transcript.change(Edit(new_entry_id(transcript.session.places), change))
+        transcript.change(SessionEdit(new_entry_id(transcript.session.places), change))
     transcript.close()
 
 
@@ -43,13 +43,13 @@ async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> Non
         await agent.kill()
         await agent.resume()
         folder = (await agent.state()).folder
-        note(folder, agent.id, Think("low"))
+        note(folder, agent.id, SetThinking("low"))
         assert (await agent.query("second")).text == "two"
         assert o.supervisor.tree.agents[agent.id].spec.backend.thinking == "low"
 
         await agent.kill()
         await agent.resume()
-        note(folder, agent.id, Choose("extractive"))
+        note(folder, agent.id, SetModel("extractive"))
         with pytest.raises(ConfigError, match="extractive goes on with the conversation, in a process of its own"):
             await agent.query("third")
         assert "one" in (await agent.query("Which was the one?")).text
@@ -57,7 +57,7 @@ async def test_what_is_on_record_alone_holds_all_the_same(tmp_path: Path) -> Non
 
         await agent.kill()
         await agent.resume()
-        note(folder, agent.id, Choose("nowhere:model"))
+        note(folder, agent.id, SetModel("nowhere:model"))
         with pytest.raises(ConfigError, match="unknown provider 'nowhere'"):
             await agent.query("fourth")
         await agent.session.title("Nothing else is kept from happening")
@@ -83,7 +83,7 @@ async def test_a_session_of_ours_goes_on_with_the_model_of_whoever_takes_it_over
         await agent.set_model("extractive")
         await agent.kill()
         folder = (await agent.state()).folder
-        note(folder, agent.id, Choose("nowhere:model"))
+        note(folder, agent.id, SetModel("nowhere:model"))
         other = await o.sessions.import_(Path(folder) / NAME, backend=ScriptedBackend([{"loop": ["two"]}]))
         assert (await other.session.tree()).model == "scripted"
         assert (await other.query("second")).text == "two"
@@ -143,10 +143,10 @@ def test_what_an_agent_was_made_with_holds_where_nothing_is_on_record() -> None:
     spec = AgentSpec("a", 1, "a", "task", backend, "", "/")
     assert holds(spec, "", "")
     assert not holds(spec, "", "low")
-    moved = answered_by(spec, Answers(replace(backend, thinking="low")))
+    moved = answered_by(spec, RecordModel(replace(backend, thinking="low")))
     assert holds(moved, "", "low")
     assert not holds(moved, "", "")
-    assert answered_by(moved, Answers(replace(backend, model="y"), "acme:y")).born == backend
+    assert answered_by(moved, RecordModel(replace(backend, model="y"), "acme:y")).born == backend
 
 
 async def test_a_level_that_is_asked_for_is_the_one_that_holds(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_a_level_that_is_asked_for_is_the_one_that_holds(tmp_path: Path) -
         with pytest.raises(ConfigError, match="'much' is none of off"):
             await o.spawn("work", model="extractive", thinking="much")
     off = ThinkingLevelChange(id="1", parent_id=None, timestamp="", thinking_level="off")
-    found = Found("x", "pi session", (off,))
+    found = ImportedSession("x", "pi session", (off,))
     spec = AgentSpec("a", 1, "a", "task", BackendSpec("acme", "x", {}, "high"), "", "/")
     assert [getattr(each, "thinking_level", "") for each in _gone_on_with(found, spec, "high", "now").entries] == [
         "off",
@@ -177,7 +177,7 @@ async def test_a_level_that_is_configured_is_for_models_that_are_asked_for_no_ot
 
         async def thinking(caller: str | None = None, **asked: Any) -> str | None:
             spec, _ = await spec_of(root, Spawn("t", **asked), AgentCaller(caller) if caller else USER)
-            return told(Answers(spec.backend, ""), wanted=False)
+            return announced_model(RecordModel(spec.backend, ""), wanted=False)
 
         assert await thinking(**deep) == "high"
         assert await thinking(**deep, usual_thinking="medium") == "high"  # the next that it has

@@ -15,18 +15,18 @@ from orch.services import call
 from orch_protocol.agent.models import FindModel, ListModels, Price
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.services.models import FIND_MODEL, LIST_MODELS
-from orch_worker.backends.models import Entry, Models, Provider
+from orch_worker.backends.models import ModelCatalog, ModelEntry, ProviderConfig
 from orchestrator.root_double import World
 
-KNOWN = Models(
+KNOWN = ModelCatalog(
     providers={
-        "acme": Provider("chat", "http://acme", keys=("ACME_KEY", "ACME_TOKEN"), default="a-1"),
-        "dear": Provider("chat", "http://dear", keys=("DEAR_KEY",)),
-        "here": Provider("chat", "http://here", listing="/tags", candidates=("q",), free=True),
+        "acme": ProviderConfig("chat", "http://acme", keys=("ACME_KEY", "ACME_TOKEN"), default="a-1"),
+        "dear": ProviderConfig("chat", "http://dear", keys=("DEAR_KEY",)),
+        "here": ProviderConfig("chat", "http://here", listing="/tags", candidates=("q",), free=True),
     },
     models={
-        "acme": {"a-": Entry(context=2000), "a-1": Entry(prices=(Price(2.0, 10.0),))},
-        "dear": {"d": Entry(prices=(Price(9.0, 9.0),))},
+        "acme": {"a-": ModelEntry(context=2000), "a-1": ModelEntry(prices=(Price(2.0, 10.0),))},
+        "dear": {"d": ModelEntry(prices=(Price(9.0, 9.0),))},
     },
 )
 
@@ -36,7 +36,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the local server lists; nothing means that nobody answers."""
     names: list[str] = []
 
-    async def installed(about: Provider, _: object) -> list[str]:
+    async def installed(about: ProviderConfig, _: object) -> list[str]:
         assert about is KNOWN.providers["here"]
         if not names:
             raise ConnectionRefusedError

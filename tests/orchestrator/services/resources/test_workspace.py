@@ -13,7 +13,14 @@ from orch.cli import run
 from orch.client.connection import Connection
 from orch.render.workspace import page, table
 from orch_protocol.core.errors import AgentBusyError, AmbiguousRefError, ConfigError, EntryNotFoundError
-from orch_protocol.core.workspace import ArrangeWorkspace, Artifact, Drop, FileMark, Keep, Touch
+from orch_protocol.core.workspace import (
+    Artifact,
+    ChangeWorkspace,
+    DropArtifacts,
+    FileState,
+    KeepArtifact,
+    TouchArtifacts,
+)
 from orch_worker.session.transcript import read_session
 from orch_worker.workspace.state import Workspace
 from orchestrator.archival.store.prune_samples import EVER, session
@@ -115,7 +122,7 @@ async def test_what_is_not_there_or_not_now_is_refused(tmp_path: Path) -> None:
         with pytest.raises(EntryNotFoundError, match="orch workspace list"):
             await agent.workspace.pin("c.txt")
         with pytest.raises(ConfigError, match="nothing to do"):
-            await agent.workspace._arrange(ArrangeWorkspace(agent.id))
+            await agent.workspace._arrange(ChangeWorkspace(agent.id))
         running = agent.submit("third")
         await gate.called.wait()
         with pytest.raises(AgentBusyError):
@@ -155,11 +162,11 @@ def test_deleting_an_archive_deletes_what_its_turn_had_brought(tmp_path: Path) -
     try:
         life.turn(asked="read it", answer="so it is, at length " * 10)
         turn = next(iter(life.transcript.session.replies))
-        life.transcript.workspace((Keep(Artifact("file:needle", "file", summary="needle of a summary")),), turn)
+        life.transcript.workspace((KeepArtifact(Artifact("file:needle", "file", summary="needle of a summary")),), turn)
         life.archive()
-        made = Keep(Artifact("file:b", "file", summary="kept", deps=("file:needle", "file:c")))
+        made = KeepArtifact(Artifact("file:b", "file", summary="kept", deps=("file:needle", "file:c")))
         life.transcript.workspace(
-            (made, Touch(("file:needle", "file:b"), 3), Drop(("file:needle",), "needle")), "other"
+            (made, TouchArtifacts(("file:needle", "file:b"), 3), DropArtifacts(("file:needle",), "needle")), "other"
         )
         before = session(life)
         life.prune(EVER)
@@ -257,10 +264,12 @@ def test_a_name_of_several_is_asked_for_whole() -> None:
     """The names are said."""
     from orch.services.resources.workspace import _found
 
-    there = Workspace([Keep(Artifact(f"{kind}:a", kind, files=(FileMark("a"),))) for kind in ("file", "value")])
+    there = Workspace(
+        [KeepArtifact(Artifact(f"{kind}:a", kind, files=(FileState("a"),))) for kind in ("file", "value")]
+    )
     with pytest.raises(AmbiguousRefError, match="file:a, value:a"):
         _found(there, ["a"])
-    there.apply(Drop(("file:a",)))
+    there.apply(DropArtifacts(("file:a",)))
     assert _found(there, ["a", "value:a"]) == ("value:a",)
 
 

@@ -13,7 +13,7 @@ from orch.services import serve_worker
 from orch.tree.journal.events import StopIfIdle
 from orch_protocol.core.errors import AgentBusyError, AgentDiedError, AgentGoneError, ConfigError, ToolNotGrantedError
 from orch_protocol.core.messages import assistant, text_of, user
-from orch_protocol.session.tree import Compacted, CompactSession
+from orch_protocol.session.tree import CompactionDone, CompactSession
 from orch_protocol.wire.frames import encode_body
 from orch_protocol.wire.worker_messages import RootCall
 from orch_worker.session.transcript import read_session
@@ -42,7 +42,7 @@ async def test_what_was_said_first_gives_way_and_what_that_did_is_returned(tmp_p
         agent = await talked(o, "two", summaries=["Six questions were answered."])
         before = (await agent.state()).context_tokens
         done = await agent.session.compact("Count the questions.")
-        assert isinstance(done, Compacted)
+        assert isinstance(done, CompactionDone)
         assert (done.reason, done.writer, done.messages) == ("asked", "model", 12)
         assert done.tokens_before == before > 4 * done.tokens_after
         assert "Six questions were answered." in done.summary

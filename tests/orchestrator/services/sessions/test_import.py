@@ -15,15 +15,15 @@ from agent_history import PROFILES, Life
 from foreign_sessions import pi_tree, subagent_rows, tree_rows
 from orch import ArchivalConfig, Config, ScriptedBackend
 from orch.services.sessions import import_export
-from orch.sessions.formats.conversation import Found
+from orch.sessions.formats.conversation import ImportedSession
 from orch.sessions.formats.detect import read_conversation
 from orch.sessions.import_ import plant, task_of
 from orch_protocol.agent.project import ContextConfig
 from orch_protocol.core.errors import ConfigError, DamagedError, ForeignFileError, SpawnError, StoreError
 from orch_protocol.core.messages import text_of, tool_uses, user
 from orch_protocol.services.import_export import IMPORT_SESSION, ImportSession
-from orch_worker.conversation.tokens import Estimator
-from orch_worker.prompt.project import Project, context_text, project_parts
+from orch_worker.conversation.tokens import TokenEstimator
+from orch_worker.prompt.project import ProjectDescription, context_text, project_parts
 from orchestrator.archival.store.prune_samples import EVER
 from orchestrator.root_double import opened
 from recordings import chat, dump_lines, pi
@@ -85,7 +85,7 @@ async def test_a_subagent_that_cannot_be_taken_over(tmp_path: Path, monkeypatch:
     """Its conversation is left out and told of; the one that had started it is there all the same."""
     dump_lines(tmp_path / "agent-a1b2.jsonl", subagent_rows())
 
-    def full(folder: Path, agent: str, cwd: str, found: Found, source: Path) -> None:
+    def full(folder: Path, agent: str, cwd: str, found: ImportedSession, source: Path) -> None:
         if found.name.startswith("agent-"):
             raise StoreError("disk full")
         plant(folder, agent, cwd, found, source)
@@ -103,7 +103,9 @@ def test_what_a_session_of_ours_is_about_is_its_task(tmp_path: Path) -> None:
     """Whole, whatever it was told of its project before. Once the prompt that had it is deleted, it is what was said
     then."""
     task = f"Mend the pump\n\n{'as it was, ' * 20}and no more"
-    told = context_text(project_parts(Project(about=("A pump",)), "brief", ContextConfig(), Estimator()))
+    told = context_text(
+        project_parts(ProjectDescription(about=("A pump",)), "brief", ContextConfig(), TokenEstimator())
+    )
     life = Life(tmp_path / "a")
     life.seed(user(told))
     life.turn(asked=f"Task: {task}\n\nQuery: Which one?")

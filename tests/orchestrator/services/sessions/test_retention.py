@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncSubagent
-from orch.cli.command import spans, without_deleted
+from orch.cli.command import format_ranges, without_deleted
 from orch.services.sessions import fork
 from orch.services.sessions.retention import over_since
 from orch.tree.agents.state import TreeState
@@ -26,7 +26,7 @@ from orch.tree.journal.events import (
     StartQuery,
 )
 from orch.tree.rules.deletions import redacted
-from orch_protocol.agent.models import Answers
+from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.errors import AgentBusyError, ConfigError, SessionDeletedError
 from orch_worker.session.log.lock import FolderLock
@@ -118,7 +118,7 @@ class TestRecord:
         past = Past(warm=False)
         past.handle(ChangeTitle(past.agent, SECRET))
         for script in ({"items": [SECRET], "context": 7}, {"items": [f"{SECRET}!"]}):
-            past.handle(ChangeModel(past.agent, Answers(BackendSpec("scripted", options=script), "scripted")))
+            past.handle(ChangeModel(past.agent, RecordModel(BackendSpec("scripted", options=script), "scripted")))
         past.handle(RestrictToLocal(past.agent, BackendSpec("scripted", options={"items": [SECRET]})))
         killed(past, past.agent)
         short = past.tree.agents.kept(1000.0)
@@ -170,7 +170,7 @@ class TestRecord:
 
 def test_numbers_are_told_in_few_words(capsys: pytest.CaptureFixture[str]) -> None:
     """Those that were deleted are left out of a list."""
-    assert spans([1, 3, 4, 5, 8, 9]) == "1, 3-5, 8-9"
+    assert format_ranges([1, 3, 4, 5, 8, 9]) == "1, 3-5, 8-9"
     rows = [{"seq": seq, "kind": "agent", "deleted": "2026" if seq != 2 else ""} for seq in range(1, 5)]
     assert [row["seq"] for row in without_deleted(rows)] == [2]
     assert capsys.readouterr().err == "orch: sessions of these were deleted: 1, 3-4\n"

@@ -15,14 +15,14 @@ from msgspec.structs import replace
 from agent_history import EAGER
 from orch import AsyncSubagent, Config
 from orch.services import serve_worker
-from orch.services.agents.processes import answered
+from orch.services.agents.processes import request_worker
 from orch.services.sessions import sessions
 from orch.tree.journal.events import StopIfIdle
 from orch_protocol.core.errors import AgentBusyError, ConfigError, EntryNotFoundError, StoreError, ToolNotGrantedError
 from orch_protocol.core.messages import text_of
-from orch_protocol.services.requests import SHOW_STATE, Ref
+from orch_protocol.services.requests import SHOW_STATE, AgentRef
 from orch_protocol.services.sessions import SHOW_SESSION
-from orch_protocol.session.tree import ChangeSession, Edit, EntryRow, Move, ShowSession
+from orch_protocol.session.tree import ChangeSession, EntryRow, MoveLeaf, SessionEdit, ShowSession
 from orch_protocol.wire.frames import encode_body
 from orch_protocol.wire.worker_messages import RootCall
 from orch_worker.session.log.lock import FolderLock
@@ -169,9 +169,9 @@ async def test_a_worker_in_a_turn_refuses_by_itself(tmp_path: Path) -> None:
         asking = agent.submit("work")
         await gate.called.wait()
         node = o.supervisor.tree.agents[agent.id]
-        edit = Edit("00000000", Move(None))
+        edit = SessionEdit("00000000", MoveLeaf(None))
         with pytest.raises(AgentBusyError, match="between turns"):
-            await answered(o.supervisor, node, "edit", edit, edit.entry, "edited", 5.0)
+            await request_worker(o.supervisor, node, "edit", edit, edit.entry, "edited", 5.0)
         gate.open.set()
         assert (await asking).text == "two"
 
@@ -263,7 +263,7 @@ async def test_agents_may_not_do_that(tmp_path: Path) -> None:
         agent = await spawned(o, "one")
         for service, params in (
             ("session", ShowSession(agent.id)),
-            ("change_session", ChangeSession(agent.id, Move(None))),
+            ("change_session", ChangeSession(agent.id, MoveLeaf(None))),
         ):
             with pytest.raises(ToolNotGrantedError, match=service):
                 await serve_worker(o.supervisor, agent.id, RootCall(service, msgspec.Raw(encode_body(params))))
@@ -334,7 +334,7 @@ async def test_somebody_else_has_the_session(tmp_path: Path) -> None:
                 await agent.session.checkout(None)
         finally:
             lock.release()
-        assert (await agent.state()).id == (await o._call(SHOW_STATE, Ref(agent.id))).id
+        assert (await agent.state()).id == (await o._call(SHOW_STATE, AgentRef(agent.id))).id
         assert texts(o, agent) == ["first", "one"]
 
 

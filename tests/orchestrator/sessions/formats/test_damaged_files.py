@@ -12,7 +12,7 @@ import pytest
 from agent_doubles import assert_valid
 from foreign_sessions import pi_tree, tree_rows
 from message_shapes import Blocks, work
-from orch.sessions.formats.conversation import Found, Kept
+from orch.sessions.formats.conversation import ImportedSession, Kept
 from orch.sessions.formats.detect import read_file
 from orch.sessions.import_ import has_messages, plant
 from orch_protocol.core.errors import OrchError
@@ -123,7 +123,7 @@ DAMAGES: dict[str, Callable[[bytes, Random], bytes]] = {
 HARMLESS = frozenset({"byte order mark", "other line ends", "zeros at the end"})
 
 
-def atoms(found: list[Found]) -> list[Block | str]:
+def atoms(found: list[ImportedSession]) -> list[Block | str]:
     """Return everything that was said, in the order of the file."""
     said: list[Block | str] = []
     for each in found:
@@ -164,7 +164,7 @@ def before(data: bytes, place: int, path: Path) -> list[Block | str]:
         return []  # a header alone, or nothing: there was nothing to lose
 
 
-def check(found: list[Found], folder: Path, *, planted: bool) -> None:
+def check(found: list[ImportedSession], folder: Path, *, planted: bool) -> None:
     """Assert that each conversation is one that an API takes, and a session of ours if it is made one."""
     for number, each in enumerate(found):
         entries = [UnknownEntry(one.id, one.parent_id) if isinstance(one, Kept) else one for one in each.entries]

@@ -10,7 +10,7 @@ import pytest
 
 from agent_doubles import assert_valid
 from foreign_sessions import PICTURE, pi_tree, subagent_rows, tree_rows
-from orch.sessions.formats.conversation import Found, Kept
+from orch.sessions.formats.conversation import ImportedSession, Kept
 from orch.sessions.formats.detect import read_conversation, read_file
 from orch_protocol.core.errors import ConfigError, DamagedError, ForeignFileError, StoreError
 from orch_protocol.core.messages import (
@@ -44,17 +44,17 @@ from recordings import chat, dump_lines, pi
 DOT = Image("image/png", PICTURE)
 
 
-def read(tmp_path: Path, lines: list[Any], *, repair: bool = False) -> Found:
+def read(tmp_path: Path, lines: list[Any], *, repair: bool = False) -> ImportedSession:
     """Return the conversation in a file with `lines`."""
     return read_conversation(dump_lines(tmp_path / "session.jsonl", lines), repair=repair)
 
 
-def messages(found: Found) -> list[MessageEntry]:
+def messages(found: ImportedSession) -> list[MessageEntry]:
     """Return the messages, in file order."""
     return [entry for entry in found.entries if isinstance(entry, MessageEntry)]
 
 
-def session(found: Found) -> Session:
+def session(found: ImportedSession) -> Session:
     """Return the session that the entries are."""
     kinds = (
         UnknownEntry(each.id, each.parent_id, each.type) if isinstance(each, Kept) else each for each in found.entries

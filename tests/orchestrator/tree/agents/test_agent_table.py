@@ -33,7 +33,7 @@ def ended(forest: Forest, name: str = "") -> str:
 
 
 def awake(forest: Forest) -> set[str]:
-    return {node.spec.id for node in forest.tree.agents.by_id.awake()}
+    return {node.spec.id for node in forest.tree.agents.by_id.unpacked()}
 
 
 def test_those_that_rest_for_long_are_packed(forest: Forest) -> None:

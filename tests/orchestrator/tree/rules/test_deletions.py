@@ -25,7 +25,7 @@ from orch.tree.journal.events import (
 )
 from orch.tree.journal.journal import Journal
 from orch.tree.rules.deletions import redacted
-from orch_protocol.core.archives import Source
+from orch_protocol.core.archives import ArchiveSource
 from orch_protocol.core.errors import ArchiveDeletedError, ConfigError, StoreError
 from orch_protocol.core.messages import Reply
 from orch_worker.session.log.append_log import AppendLog
@@ -52,7 +52,7 @@ class Past(Forest):
 
     def hold(self, id: str, *, at: int = 0) -> None:
         """Make the archive a holder; or let it know where its lines are."""
-        source = Source("/nowhere", self.agent, "turn", SECRET, ((at, 10),), "hash")
+        source = ArchiveSource("/nowhere", self.agent, "turn", SECRET, ((at, 10),), "hash")
         spec = self.spec(id=id, kind="holder", name=id, task=SECRET, source=source, parent_id=self.agent)
         self.handle(AddHolder(spec))
 

@@ -19,8 +19,8 @@ from orch.services import call
 from orch.tree.journal.events import Kill, Resume, RevokeTools, Send
 from orch.tree.rules.inherited_rights import own_rights
 from orch_protocol.core.errors import AgentError, ConfigError, SpawnError, ToolNotGrantedError
-from orch_protocol.services.requests import REVOKE_TOOLS, SPAWN, NarrowAgent, Spawn
-from orch_protocol.wire.worker_messages import Narrow as NarrowFrame
+from orch_protocol.services.requests import REVOKE_TOOLS, SPAWN, RevokeAgentTools, Spawn
+from orch_protocol.wire.worker_messages import WithdrawTools as NarrowFrame
 from orchestrator.policy.test_policy import results, rules
 from orchestrator.root_double import NEST, Gate, World, opened
 from orchestrator.tree_double import Forest
@@ -169,8 +169,8 @@ async def test_an_agent_narrows_those_below_it_alone(tmp_path: Path) -> None:
         asked = Spawn("t", tools=(READ,), script=("x",))
         child = await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)
         with pytest.raises(AgentError, match="may only narrow agents below itself"):
-            await call(world.supervisor, AgentCaller(child.id), REVOKE_TOOLS, NarrowAgent(agent.id, ()))
-        await call(world.supervisor, AgentCaller(agent.id), REVOKE_TOOLS, NarrowAgent(child.id, ()))
+            await call(world.supervisor, AgentCaller(child.id), REVOKE_TOOLS, RevokeAgentTools(agent.id, ()))
+        await call(world.supervisor, AgentCaller(agent.id), REVOKE_TOOLS, RevokeAgentTools(child.id, ()))
         assert (await AsyncSubagent(world, child.id).state()).tools == ()
 
 

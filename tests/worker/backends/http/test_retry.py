@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orch_protocol.core.errors import BackendError, RateLimitError
-from orch_worker.backends.http.failures import Who, unreachable
-from orch_worker.backends.http.retry import Failure, Policy, persist
+from orch_worker.backends.http.failures import Endpoint, unreachable
+from orch_worker.backends.http.retry import RequestFailure, RetryPolicy, persist
 
 
 async def waits(**options: Any) -> list[float]:
@@ -21,14 +21,14 @@ async def waits(**options: Any) -> list[float]:
 
     async def attempt() -> str:
         if len(waited) < 4:
-            raise Failure(RateLimitError("no"), transient=True)
+            raise RequestFailure(RateLimitError("no"), transient=True)
         return "yes"
 
-    assert await persist(attempt, Policy(first=1.0, most=4.0), sleep=sleep, **options) == "yes"
+    assert await persist(attempt, RetryPolicy(first=1.0, most=4.0), sleep=sleep, **options) == "yes"
     return waited
 
 
-WHO = Who("acme", "m", "http://127.0.0.1:8000/v1", loopback=True, base_url_variable="ACME_BASE_URL")
+WHO = Endpoint("acme", "m", "http://127.0.0.1:8000/v1", loopback=True, base_url_variable="ACME_BASE_URL")
 
 
 async def test_a_refused_connection_on_loopback_fails_after_one_retry_within_two_seconds() -> None:
@@ -45,14 +45,14 @@ async def test_a_refused_connection_on_loopback_fails_after_one_retry_within_two
         raise unreachable(WHO, ConnectionRefusedError("refused"), refused=True)
 
     with pytest.raises(BackendError, match=r"http://127\.0\.0\.1:8000/v1 .*Start the server.*ACME_BASE_URL"):
-        await persist(attempt, Policy(), sleep=sleep)
+        await persist(attempt, RetryPolicy(), sleep=sleep)
     assert attempts == 2
     assert sum(waited) <= 2.0
 
 
 async def test_a_connection_that_is_lost_or_refused_elsewhere_is_tried_as_often_as_others() -> None:
     """Only a refusal on this machine is final so soon."""
-    elsewhere = Who("acme", "m", "http://acme.example/v1")
+    elsewhere = Endpoint("acme", "m", "http://acme.example/v1")
     for failure in (
         unreachable(WHO, ConnectionResetError("reset"), refused=False),
         unreachable(elsewhere, ConnectionRefusedError("refused"), refused=True),

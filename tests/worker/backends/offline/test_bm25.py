@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_worker.backends.offline.bm25 import Source, count, paths_of, rank, terms_of
+from orch_worker.backends.offline.bm25 import SourceText, count, paths_of, rank, terms_of
 
 
 def searched(text: str) -> list[str]:
@@ -80,31 +80,36 @@ class TestRank:
 
     def test_rare_terms_count_more(self) -> None:
         """The passage with the rare term comes before those with the common one."""
-        sources = [Source(f"{n}.txt", "common words here", (1,)) for n in range(9)]
-        sources.append(Source("rare.txt", "\n\nrare words here", (1, 2, 3)))
+        sources = [SourceText(f"{n}.txt", "common words here", (1,)) for n in range(9)]
+        sources.append(SourceText("rare.txt", "\n\nrare words here", (1, 2, 3)))
         assert rank(sources, terms_of("common rare"))[0].where == "rare.txt:3"
 
     def test_gaps_split_passages(self) -> None:
         """Lines that are not neighbours in the file are not quoted as if they were."""
-        found = rank([Source("a.txt", "needle one\nneedle two", (3, 90))], terms_of("needle"))
+        found = rank([SourceText("a.txt", "needle one\nneedle two", (3, 90))], terms_of("needle"))
         assert sorted(passage.where for passage in found) == ["a.txt:3", "a.txt:90"]
 
     def test_passages_are_small(self) -> None:
         """A long text is quoted by a few lines, a long line by its part around the term."""
-        (passage,) = rank([Source("a", f"{'x' * 5000} needle {'y' * 5000}", (1,))], terms_of("needle"))
+        (passage,) = rank([SourceText("a", f"{'x' * 5000} needle {'y' * 5000}", (1,))], terms_of("needle"))
         assert "needle" in passage.text
         assert len(passage.text) < 400
-        many = rank([Source("a", "needle\n" * 100)], terms_of("needle"))
+        many = rank([SourceText("a", "needle\n" * 100)], terms_of("needle"))
         assert all(len(passage.text.split("\n")) <= 10 for passage in many)
 
     def test_file_named_by_a_term_is_quoted_from_its_beginning(self) -> None:
         """A file that the question names gives its first paragraphs, not a bare heading."""
-        readme = Source("README.md", "# Pump\n\nIt pumps.\n\nFar away.", (1, 2, 3, 4, 5))
-        found = rank([readme, Source("b.txt", "see the readme", (1,))], terms_of("readme"), total=50)
+        readme = SourceText("README.md", "# Pump\n\nIt pumps.\n\nFar away.", (1, 2, 3, 4, 5))
+        found = rank([readme, SourceText("b.txt", "see the readme", (1,))], terms_of("readme"), total=50)
         assert found[0].where == "README.md:3"
         assert "README.md:1" not in [passage.where for passage in found]
 
     def test_nothing_to_rank(self) -> None:
         """Without sources, terms or hits there are no passages."""
-        assert rank([], terms_of("x")) == rank([Source("a", "b")], ()) == rank([Source("a", "b")], terms_of("zz")) == []
-        assert rank([Source("a", "")], terms_of("zz")) == []
+        assert (
+            rank([], terms_of("x"))
+            == rank([SourceText("a", "b")], ())
+            == rank([SourceText("a", "b")], terms_of("zz"))
+            == []
+        )
+        assert rank([SourceText("a", "")], terms_of("zz")) == []

@@ -9,7 +9,7 @@ import pytest
 from agent_doubles import Talk, assert_valid
 from orch_protocol.core.errors import BackendError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, tool_uses, user
-from orch_protocol.services.recall import Hit
+from orch_protocol.services.recall import SearchHit
 from orch_worker.backends.offline.extractive import HEADER, ExtractiveBackend
 from orch_worker.conversation.recalled import with_hits
 from orch_worker.tools.dispatch.presets import load
@@ -244,8 +244,8 @@ class TestConversation:
 async def test_passages_that_come_with_a_question_are_quoted(tmp_path: Path) -> None:
     """They are what the holder of an era is given: not words of the question, but something to answer from."""
     hits = [
-        Hit("a0123456789b", 3, "valve V0003 pressure 1.31 bar", False, "How is valve V0003?"),
-        Hit("b0123456789b", 3, "valve V0004 pressure 9.99 bar", False, "How is valve V0004?"),
+        SearchHit("a0123456789b", 3, "valve V0003 pressure 1.31 bar", False, "How is valve V0003?"),
+        SearchHit("b0123456789b", 3, "valve V0004 pressure 9.99 bar", False, "How is valve V0004?"),
     ]
     reply = await talk(tmp_path).ask(with_hits("What was the pressure of valve V0003?", hits))
     assert "a0123456789b entry 3\n> valve V0003 pressure 1.31 bar" in reply.text

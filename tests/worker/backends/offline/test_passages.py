@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orch_worker.backends.offline.passages import Block, blocks, is_prose, is_secondary
+from orch_worker.backends.offline.passages import LineBlock, blocks, is_prose, is_secondary
 
 
-def split(label: str, text: str, first: int = 1) -> list[Block]:
+def split(label: str, text: str, first: int = 1) -> list[LineBlock]:
     """Return the passages of `text`, whose first line has the number `first`."""
     return list(blocks(label, list(enumerate(text.split("\n"), first))))
 

@@ -15,7 +15,7 @@ from orch_protocol.core.messages import Usage
 from orch_protocol.hooks.events import Failed, ToolCall, TurnEnd
 from orch_protocol.hooks.options import CostTracker, HookOptions
 from orch_worker.hooks.builtin.cost_tracker import FILE
-from orch_worker.hooks.builtin.usage_log import KEPT_DAYS, Day, Ledger, OfModel, OfTool, day_of
+from orch_worker.hooks.builtin.usage_log import KEPT_DAYS, DailyUsage, ModelUsage, ToolUsage, UsageLog, day_of
 from orch_worker.hooks.loader import declared
 
 NOON = 1_800_014_400.0
@@ -47,10 +47,10 @@ def test_requests_and_calls_of_all_agents_are_added_up(tmp_path: Path) -> None:
         agent.hears(ToolCall(id="1", name="bash", input={}, at=NOON))
         agent.hears(returned("bash", is_error=True, at=NOON + 2))
         agent.hears(TurnEnd(text="", stop_reason="end_turn", at=NOON + 3))
-    [(day, sums)] = Ledger(tmp_path / FILE).days().items()
+    [(day, sums)] = UsageLog(tmp_path / FILE).days().items()
     assert day == day_of(NOON)
-    assert sums.models == {"scripted:scripted": OfModel(2, Usage(200, 20, cost_usd=0.5))}
-    assert sums.tools == {"bash": OfTool(2, 2, 4.0)}
+    assert sums.models == {"scripted:scripted": ModelUsage(2, Usage(200, 20, cost_usd=0.5))}
+    assert sums.tools == {"bash": ToolUsage(2, 2, 4.0)}
 
 
 def test_a_turn_that_fails_is_counted_too(tmp_path: Path) -> None:
@@ -59,14 +59,14 @@ def test_a_turn_that_fails_is_counted_too(tmp_path: Path) -> None:
     agent.hears(returned("bash", at=NOON))
     agent.hears(returned("bash", ran=False, at=NOON))
     agent.hears(Failed(kind="BackendError", message="no", at=NOON))
-    assert Ledger(tmp_path / FILE).days()[day_of(NOON)].tools["bash"].calls == 1
+    assert UsageLog(tmp_path / FILE).days()[day_of(NOON)].tools["bash"].calls == 1
 
 
 def test_days_are_apart_and_the_oldest_go(tmp_path: Path) -> None:
     """The last one is first, and so many are kept."""
-    ledger = Ledger(tmp_path / FILE)
+    ledger = UsageLog(tmp_path / FILE)
     for number in range(KEPT_DAYS + 2):
-        ledger.add(day_of(NOON + number * DAY), Day(tools={"bash": OfTool(1)}))
+        ledger.add(day_of(NOON + number * DAY), DailyUsage(tools={"bash": ToolUsage(1)}))
     days = list(ledger.days())
     assert (len(days), days[0]) == (KEPT_DAYS, day_of(NOON + (KEPT_DAYS + 1) * DAY))
 
@@ -102,9 +102,9 @@ class TestCommand:
     def test_it_shows_days_models_and_tools(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """As a table, and as data; the days asked for, the sum of their dollars, a price that is missing."""
         for number, known in ((0, True), (1, False)):
-            used = OfModel(3, Usage(1000, 50, 400, cost_usd=0.5, cost_known=known))
-            sums = Day({"anthropic:x": used}, {"bash": OfTool(7, 1, 2.5)})
-            Ledger(home / "evidence" / FILE).add(day_of(NOON + number * DAY), sums)
+            used = ModelUsage(3, Usage(1000, 50, 400, cost_usd=0.5, cost_known=known))
+            sums = DailyUsage({"anthropic:x": used}, {"bash": ToolUsage(7, 1, 2.5)})
+            UsageLog(home / "evidence" / FILE).add(day_of(NOON + number * DAY), sums)
         assert run(["costs"]) == 0
         out = capsys.readouterr().out
         assert "$0.5000 or more" in out

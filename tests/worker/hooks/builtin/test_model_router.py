@@ -14,7 +14,7 @@ from orch_protocol.hooks.events import BeforeTurn, Failed, TurnEnd
 from orch_protocol.hooks.options import HookOptions, ModelRouter
 from orch_worker.hooks.builtin import model_router
 from orch_worker.hooks.loader import declared
-from orch_worker.hooks.outcome_ranking import Evidence, Outcome, subject
+from orch_worker.hooks.outcome_ranking import OutcomeLog, RecordedOutcome, subject
 
 QUESTION = "Which port does the pump use?"
 DEAR, CHEAP = "anthropic:dear", "openai:cheap"
@@ -27,11 +27,11 @@ class Agent:
         settings = ModelRouter(models or (DEAR, CHEAP), **options)
         given = HookOptions(model_router=settings, evidence=str(folder))
         self.choose, self.measure = declared(["model_router"], given)
-        self.evidence = Evidence(folder / model_router.FILE)
+        self.evidence = OutcomeLog(folder / model_router.FILE)
 
     def did(self, model: str, *, cost: float, good: bool = True, about: str = QUESTION) -> None:
         """Keep what came of a turn that `model` answered."""
-        self.evidence.add(Outcome(0.0, subject(about), (model,), (model,) if good else (), {model: cost}))
+        self.evidence.add(RecordedOutcome(0.0, subject(about), (model,), (model,) if good else (), {model: cost}))
 
     def begins(self, prompt: str = QUESTION) -> str:
         """Begin a turn; return the model that answers it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from hook_events import call, returned
 from orch_protocol.core.messages import ToolUse
-from orch_protocol.core.taint import Mark
+from orch_protocol.core.taint import TaintLabel
 from orch_protocol.hooks.options import HookOptions, OutputSandbox
 from orch_protocol.hooks.patches import ResultPatch
 from orch_worker.hooks.loader import declared
@@ -75,6 +75,6 @@ async def test_many_strangers_results_at_once_are_never_cut_to_nothing(tmp_path:
     box = Toolbox([look], ToolContext(tmp_path, folder=tmp_path))
     uses = [ToolUse(f"c{number}", "look", {}) for number in range(600)]
     outcomes = [refuse(use, "x" * 5_000) for use in uses]
-    outcomes = [type(each)(each.result, marks=(Mark("untrusted", "a page"),)) for each in outcomes]
+    outcomes = [type(each)(each.result, marks=(TaintLabel("untrusted", "a page"),)) for each in outcomes]
     texts = [text_in(each.result) for each in box.shown(uses, outcomes)]
     assert all(text.count("x") > 100 for text in texts)

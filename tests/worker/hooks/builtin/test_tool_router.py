@@ -12,7 +12,7 @@ from orch_protocol.hooks.events import BeforeTurn, Failed, ProviderRequest, Tool
 from orch_protocol.hooks.options import HookOptions, ToolRouter
 from orch_worker.hooks.builtin import tool_router
 from orch_worker.hooks.loader import declared
-from orch_worker.hooks.outcome_ranking import Evidence
+from orch_worker.hooks.outcome_ranking import OutcomeLog
 
 QUESTION = "Which port does the pump use?"
 TOOLS = ("fetch_url", "grep_files", "read_file")
@@ -24,7 +24,7 @@ class Agent:
     def __init__(self, folder: Path, **options: Any) -> None:
         given = HookOptions(tool_router=ToolRouter(**options), evidence=str(folder))
         self.tell, self.measure = declared(["tool_router"], given)
-        self.evidence = Evidence(folder / tool_router.FILE)
+        self.evidence = OutcomeLog(folder / tool_router.FILE)
 
     def begins(self, prompt: str = QUESTION) -> Any:
         """Begin a turn; return what is said of its tools."""

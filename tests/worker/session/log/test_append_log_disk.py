@@ -136,7 +136,7 @@ def test_several_objects_are_one_write(disk: Disk, log: AppendLog) -> None:
 def test_objects_that_would_break_lines_are_refused(log: AppendLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no object, holds a newline, or is beyond the cap is refused before anything is written."""
     before = log.path.read_bytes()
-    monkeypatch.setattr(append_log, "MAX_LINE", 100)
+    monkeypatch.setattr(append_log, "MAX_LINE_BYTES", 100)
     for bad in (b"{}", b"[1]", b"", b'{"a":\n1}', b'{"a":"%b"}' % (b"x" * 100)):
         with pytest.raises(StoreError, match="cannot append"):
             log.append(encoded(1), bad)

@@ -11,7 +11,7 @@ import pytest
 from orch_protocol.core.errors import StoreError
 from orch_worker.session.log import atomic_rewrite as module
 from orch_worker.session.log.append_log import AppendLog, load, scan
-from orch_worker.session.log.atomic_rewrite import Rewriting, rewriting
+from orch_worker.session.log.atomic_rewrite import LogRewrite, rewriting
 from orch_worker.session.log_reader import lines_in
 
 HEADER = b'{"type":"test","version":1}'
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def copied(path: Path, new: Rewriting, drop: int | None = None) -> None:
+def copied(path: Path, new: LogRewrite, drop: int | None = None) -> None:
     """Write the file anew, without the message with that number."""
     with open(path, "rb") as file:
         for number, (_, line, sealed, _) in enumerate(scan(file)):
@@ -105,7 +105,7 @@ def test_an_error_on_the_way_leaves_the_old_file(path: Path) -> None:
     """Whatever it is."""
     before = path.read_bytes()
 
-    def interrupted(new: Rewriting) -> None:
+    def interrupted(new: LogRewrite) -> None:
         copied(path, new, drop=1)
         raise KeyboardInterrupt
 

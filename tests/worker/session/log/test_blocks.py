@@ -14,9 +14,9 @@ from agent_history import EAGER, Life, steps
 from damaged_lines import spoilt
 from orch_protocol.core.errors import ForeignFileError
 from orch_worker.session.log import blocks
-from orch_worker.session.log.append_log import Loaded, load, objects
+from orch_worker.session.log.append_log import LogContents, load, objects
 from orch_worker.session.log.record_format import seal, unseal
-from orch_worker.session.log.verified_prefix import Stretch
+from orch_worker.session.log.verified_prefix import LineSpan
 from orch_worker.session.session import LeftEntry, Session, UnknownEntry
 from orch_worker.session.transcript import _HEADER, Transcript, _decode, read_session
 
@@ -51,14 +51,14 @@ def mutated(data: bytes, number: int) -> bytes:
     return bytes(changed[: luck.randrange(len(changed))] if luck.random() < 0.3 else changed)
 
 
-def both(path: Path) -> tuple[list[bytes], Loaded, list[bytes], Loaded, int]:
+def both(path: Path) -> tuple[list[bytes], LogContents, list[bytes], LogContents, int]:
     """Return the objects of a file and what else is said of it: line by line, and in blocks; and how many blocks."""
     plain: list[bytes] = []
     slow = load(path, header=_HEADER, take=plain.append)
     taken: list[bytes] = []
     many: list[int] = []
 
-    def take_lines(lines: bytes, where: Stretch) -> None:
+    def take_lines(lines: bytes, where: LineSpan) -> None:
         assert where.read(path) == lines
         many.append(len(lines))
         taken.extend(sealed.object for line in lines.split(b"\n") if (sealed := unseal(line)))
@@ -68,12 +68,12 @@ def both(path: Path) -> tuple[list[bytes], Loaded, list[bytes], Loaded, int]:
     return plain, slow, taken, replace(fast, sum=None), len(many)
 
 
-@pytest.mark.parametrize("size", [64, 1000, blocks.SIZE])
+@pytest.mark.parametrize("size", [64, 1000, blocks.BLOCK_BYTES])
 def test_blocks_and_lines_say_the_same_of_every_file(
     data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """The same objects, damage, torn end, numbers and checksums; and of a sound file nothing is looked at alone."""
-    monkeypatch.setattr(blocks, "SIZE", size)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", size)
     path = tmp_path / "session.jsonl"
     used = 0
     for number in range(FILES // 3):
@@ -92,7 +92,7 @@ def test_blocks_and_lines_say_the_same_of_every_file(
 
 def test_appends_of_any_length_are_taken_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block ends where an append does; the beginning of one that is not all there is torn."""
-    monkeypatch.setattr(blocks, "SIZE", 100)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 100)
     luck = random.Random(3)
     lines, seq, checksum = seal([_HEADER], 0, 0)
     whole = [len(lines)]

@@ -19,7 +19,7 @@ from orch_protocol.core.messages import Usage, assistant, user
 from orch_protocol.session.entries import Custom
 from orch_worker.session.log import append_log, blocks, verified_prefix
 from orch_worker.session.log.record_format import seal, unseal
-from orch_worker.session.log.verified_prefix import Known, known_of
+from orch_worker.session.log.verified_prefix import VerifiedPrefix, read_verified_prefix
 from orch_worker.session.session import Session
 from orch_worker.session.transcript import NAME, Transcript, read_session
 
@@ -29,8 +29,8 @@ FILES = 48
 @pytest.fixture(autouse=True)
 def _early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note what is known of short files too, and read them in many blocks."""
-    monkeypatch.setattr(append_log, "LEAST", 1000)
-    monkeypatch.setattr(blocks, "SIZE", 700)
+    monkeypatch.setattr(append_log, "MIN_PREFIX_BYTES", 1000)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 700)
 
 
 def opened(folder: Path) -> Transcript:
@@ -63,20 +63,20 @@ def facts(session: Session) -> dict[str, Any]:
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows with each block whose lines are looked at one by one."""
     seen: list[int] = []
-    checked = blocks._checked
+    checked = blocks._line_checksums
 
     def counted(block: bytes, checksum: int) -> Any:
         seen.append(len(block))
         return checked(block, checksum)
 
-    monkeypatch.setattr(blocks, "_checked", counted)
+    monkeypatch.setattr(blocks, "_line_checksums", counted)
     return seen
 
 
 def test_lines_that_were_looked_at_are_not_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All bytes are read and compared; only what was appended since is taken apart. The session is the same."""
     path = talk(tmp_path)
-    noted = known_of(path)
+    noted = read_verified_prefix(path)
     assert noted is not None
     assert (noted.end, noted.sum) == (path.stat().st_size, crc32(path.read_bytes()))
     expected = facts(read_session(tmp_path))
@@ -86,7 +86,7 @@ def test_lines_that_were_looked_at_are_not_again(tmp_path: Path, monkeypatch: py
     assert seen == []
     transcript.message(user("one more"), "q9")
     transcript.close()
-    assert known_of(path) == noted  # so little more is not noted
+    assert read_verified_prefix(path) == noted  # so little more is not noted
     assert [entry.id for entry in read_session(tmp_path).entries][-1] == transcript.session.leaf
     assert sum(seen) == path.stat().st_size - noted.end
 
@@ -133,7 +133,7 @@ def test_a_note_that_says_nothing_is_passed_over(tmp_path: Path, noted: bytes) -
     assert facts(transcript.session) == expected
     assert transcript.repaired == ""
     transcript.close()
-    better = known_of(path)
+    better = read_verified_prefix(path)
     assert better is not None
     assert better.sum == crc32(path.read_bytes())
 
@@ -148,7 +148,7 @@ def test_a_note_on_another_file_is_passed_over(tmp_path: Path) -> None:
         assert read_session(tmp_path / "a").turns == 0
         assert len(read_session(tmp_path / "a").entries) == 27
     whole = path.read_bytes()
-    wrong = Known(len(whole), 99, 0, crc32(whole) ^ 1)
+    wrong = VerifiedPrefix(len(whole), 99, 0, crc32(whole) ^ 1)
     path.with_name(f"{NAME}.known").write_bytes(msgspec.json.encode(wrong))
     transcript = opened(tmp_path / "a")
     assert transcript.log.seq == len(whole.splitlines())
@@ -159,7 +159,7 @@ def test_a_note_on_another_file_is_passed_over(tmp_path: Path) -> None:
 def test_a_note_that_was_damaged_spoils_nothing_that_follows(tmp_path: Path, field: str) -> None:
     """What is appended goes on where the file ends, not where the note says."""
     path = talk(tmp_path)
-    noted = known_of(path)
+    noted = read_verified_prefix(path)
     assert noted is not None
     wrong = msgspec.structs.replace(noted, **{field: getattr(noted, field) ^ 1})
     beside = path.with_name(f"{NAME}.known")
@@ -185,7 +185,7 @@ def test_nothing_is_noted_of_a_file_with_damage(tmp_path: Path) -> None:
         transcript = opened(tmp_path)
         assert "its checksum does not match" in transcript.repaired
         transcript.close()
-        assert known_of(path) is None
+        assert read_verified_prefix(path) is None
     sound = talk(tmp_path / "b")
     beside = sound.with_name(f"{NAME}.known")
     beside.unlink()
@@ -204,7 +204,7 @@ def test_a_torn_end_is_cut_off_what_is_known(tmp_path: Path) -> None:
     assert "unfinished" in transcript.repaired
     transcript.message(user("on"), "q9")
     transcript.close()
-    noted = known_of(path)
+    noted = read_verified_prefix(path)
     assert noted is not None
     assert (noted.end, noted.sum) == (path.stat().st_size, crc32(path.read_bytes()))
 
@@ -250,20 +250,20 @@ def test_of_a_file_whose_writer_is_killed_only_the_end_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is known is noted while it is written, too; so it is where notes cannot be written, but for the note."""
-    monkeypatch.setattr(append_log, "OFTEN", 3000)
+    monkeypatch.setattr(append_log, "PREFIX_NOTE_INTERVAL_BYTES", 3000)
     transcript, other = opened(tmp_path), opened(tmp_path / "other")
     (tmp_path / "other" / f"{NAME}.known.new").mkdir()
     for number in range(40):
         for each in (transcript, other):
             each.message(user(f"ask {number} " + "x" * 90), f"q{number}")
     written, expected = transcript.path.stat().st_size, facts(transcript.session)
-    noted = known_of(transcript.path)
+    noted = read_verified_prefix(transcript.path)
     assert noted is not None
     assert 0 < written - noted.end < 3000 + 400
     seen = looked_at(monkeypatch)
     assert facts(read_session(tmp_path)) == expected | {"header": transcript.session.header}
     assert sum(seen) == written - noted.end
-    assert known_of(other.path) is None
+    assert read_verified_prefix(other.path) is None
     assert len(read_session(tmp_path / "other").entries) == 40
     transcript.close()
     other.close()
@@ -272,28 +272,28 @@ def test_of_a_file_whose_writer_is_killed_only_the_end_is_looked_at(
 def test_a_pipe_in_the_place_of_a_note_is_not_waited_for(tmp_path: Path) -> None:
     """Neither by who opens the session, nor by who notes what is known of it."""
     path = talk(tmp_path)
-    noted = known_of(path)
+    noted = read_verified_prefix(path)
     assert noted is not None
     beside = path.with_name(f"{NAME}.known")
     beside.unlink()
     for each in (beside, path.with_name(f"{NAME}.known.new")):
         os.mkfifo(each)
-    found: list[Known | None] = []
+    found: list[VerifiedPrefix | None] = []
 
     def look() -> None:
-        found.append(known_of(path))
-        verified_prefix.remember(path, noted)
-        found.append(known_of(path))
+        found.append(read_verified_prefix(path))
+        verified_prefix.write_verified_prefix(path, noted)
+        found.append(read_verified_prefix(path))
 
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     looking.join(20)
     assert found == [None, None]
-    verified_prefix.remember(path, noted)  # what was in the way is gone
-    assert known_of(path) == noted
+    verified_prefix.write_verified_prefix(path, noted)  # what was in the way is gone
+    assert read_verified_prefix(path) == noted
 
 
 def test_notes_are_for_long_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of most sessions there is none."""
-    monkeypatch.setattr(append_log, "LEAST", verified_prefix.LEAST)
-    assert known_of(talk(tmp_path)) is None
+    monkeypatch.setattr(append_log, "MIN_PREFIX_BYTES", verified_prefix.MIN_PREFIX_BYTES)
+    assert read_verified_prefix(talk(tmp_path)) is None

@@ -10,13 +10,13 @@ import pytest
 
 from agent_doubles import Root, Talk
 from orch_protocol.agent.models import FindModel, ListModels, ModelRow, Price
-from orch_protocol.core.budget import Amounts, Reserve, Reserved, Settle, Settled
+from orch_protocol.core.budget import BudgetAmounts, BudgetReservationResult, BudgetSettled, ReserveBudget, SettleBudget
 from orch_protocol.core.errors import BackendError, BudgetExceededError, ConfigError
 from orch_protocol.core.messages import Usage, text_of
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.tools.agents import chat as module
 from orch_worker.tools.api.base import ToolContext, ToolError
-from orch_worker.tools.dispatch.budget_client import Purse
+from orch_worker.tools.dispatch.budget_client import BudgetClient
 from orch_worker.tools.dispatch.presets import load
 from orch_worker.tools.dispatch.toolbox import Toolbox
 from paid_backend import MOST, Paid, price
@@ -127,7 +127,7 @@ async def test_no_model_at_all_is_told() -> None:
     assert "no provider's key is set" in (await LIST.run(context(Root([])), {})).text
 
 
-WANT = Reserve(Amounts(usd=1.0), Amounts(usd=2.0), Amounts(usd=MOST))
+WANT = ReserveBudget(BudgetAmounts(usd=1.0), BudgetAmounts(usd=2.0), BudgetAmounts(usd=MOST))
 
 
 class TestBudget:
@@ -148,7 +148,7 @@ class TestBudget:
     async def pay(self, root: Root, budgeted: bool = True) -> str:
         """Ask something, from a purse that is counted or not."""
         asking = context(root)
-        asking.own(Purse).budgeted = frozenset({"usd"} if budgeted else ())
+        asking.own(BudgetClient).budgeted = frozenset({"usd"} if budgeted else ())
         try:
             return (await CHAT.run(asking, {"prompt": "why?"})).text
         finally:
@@ -156,17 +156,25 @@ class TestBudget:
 
     async def test_a_question_is_covered_before_and_settled_after(self, paid: list[Paid]) -> None:
         """The answer is cut short by what was put aside, and says so."""
-        root = Root(ScriptedBackend([price(3, "because ")]).spec(), Reserved("r", Amounts(usd=2.0)), Settled())
+        root = Root(
+            ScriptedBackend([price(3, "because ")]).spec(),
+            BudgetReservationResult("r", BudgetAmounts(usd=2.0)),
+            BudgetSettled(),
+        )
         assert await self.pay(root) == "because $3\n\n[The response ended early: budget.]"
         assert paid[0].covered == [2.0]
-        assert root.asked[1:] == [("reserve", WANT), ("settle", Settle("r", Amounts(usd=2.0)))]
+        assert root.asked[1:] == [("reserve", WANT), ("settle", SettleBudget("r", BudgetAmounts(usd=2.0)))]
 
     async def test_a_question_that_fails_gives_the_money_back(self, paid: list[Paid]) -> None:
         """The turn goes on without its answer."""
-        root = Root(ScriptedBackend([{"error": "BackendError"}]).spec(), Reserved("r", Amounts(usd=2.0)), Settled())
+        root = Root(
+            ScriptedBackend([{"error": "BackendError"}]).spec(),
+            BudgetReservationResult("r", BudgetAmounts(usd=2.0)),
+            BudgetSettled(),
+        )
         with pytest.raises(BackendError):
             await self.pay(root)
-        assert (len(paid), root.asked[2:]) == (1, [("settle", Settle("r", Amounts()))])
+        assert (len(paid), root.asked[2:]) == (1, [("settle", SettleBudget("r", BudgetAmounts()))])
 
     async def test_a_question_that_is_not_covered_is_not_asked(self, paid: list[Paid]) -> None:
         """The root says why."""

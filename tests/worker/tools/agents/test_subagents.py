@@ -16,7 +16,7 @@ from orch_protocol.services.requests import (
     Collect,
     Kill,
     Killed,
-    List,
+    ListAgents,
     QueryAgent,
     Spawn,
     Spawned,
@@ -123,7 +123,7 @@ async def test_list() -> None:
     root = Root([ROW], [])
     text, _ = await call(root, "list_subagents")
     assert msgspec.json.decode(text) == {"id": "b1", "name": "scout", "status": "idle", "task": "t" * 80}
-    assert root.asked == [("list", List())]
+    assert root.asked == [("list", ListAgents())]
     assert (await call(root, "list_subagents"))[0] == "There are no subagents."
 
 

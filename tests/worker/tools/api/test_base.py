@@ -17,21 +17,21 @@ from agent_doubles import Root
 from orch_protocol.agent.spec import ToolSpec
 from orch_protocol.core.errors import AgentBusyError, ConfigError
 from orch_protocol.core.messages import INVALID_INPUT, Text, ToolUse
-from orch_protocol.services.requests import RunTool, ToolRan
+from orch_protocol.services.requests import RootToolResult, RunTool
 from orch_worker.tools.api.base import Tool, ToolContext, ToolError, ToolOutput, root_tool, tool
-from orch_worker.tools.dispatch.toolbox import Outcome, Toolbox
+from orch_worker.tools.dispatch.toolbox import CallOutcome, Toolbox
 
 HERE = ToolContext(Path("/"))
 
 
 async def dispatch(
     tool: Tool, input: dict[str, Any] | None = None, context: ToolContext = HERE, name: str = ""
-) -> Outcome:
+) -> CallOutcome:
     """Run one call of `tool` in a toolbox of its own."""
     return await Toolbox([tool], context).dispatch(ToolUse("c1", name or tool.name, input or {}))
 
 
-def text(outcome: Outcome) -> str:
+def text(outcome: CallOutcome) -> str:
     """Return the text of a result."""
     (block,) = outcome.result.content
     assert isinstance(block, Text)
@@ -389,7 +389,7 @@ class TestRootTool:
 
     async def test_runs_in_the_root(self) -> None:
         """A call of a root tool asks the root to run it, and its answer is the result."""
-        root = Root(ToolRan("6 m2"), ToolRan("no", is_error=True))
+        root = Root(RootToolResult("6 m2"), RootToolResult("no", is_error=True))
         context = ToolContext(Path("/"), call_root=root)
         made = root_tool(ToolSpec("area", "Multiply.", {"type": "object"}))
         assert text(await dispatch(made, {"width": 3}, context)) == "6 m2"

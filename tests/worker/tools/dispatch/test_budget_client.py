@@ -11,7 +11,7 @@ import pytest
 
 from agent_doubles import Talk, assert_valid
 from orch_protocol.agent.spec import Limits
-from orch_protocol.core.budget import Amounts, Reserve, Reserved, Settle, Settled
+from orch_protocol.core.budget import BudgetAmounts, BudgetReservationResult, BudgetSettled, ReserveBudget, SettleBudget
 from orch_protocol.core.errors import BackendError, BudgetExceededError
 from orch_protocol.core.messages import Reply, Usage, text_of
 from orch_protocol.services.service import AnyService
@@ -19,14 +19,14 @@ from orch_worker.agent.turn import Emit, run_turn
 from orch_worker.backends.base import AssistantTurn, OnText
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.tools.api.base import ToolContext, tool
-from orch_worker.tools.dispatch.budget_client import Hold, Purse
+from orch_worker.tools.dispatch.budget_client import BudgetClient, BudgetReservation
 from orch_worker.tools.dispatch.toolbox import Toolbox
 from paid_backend import MOST, Paid, price
 
 
-def dollars(least: float, enough: float, most: float) -> Reserve:
+def dollars(least: float, enough: float, most: float) -> ReserveBudget:
     """Return a request for so many dollars."""
-    return Reserve(Amounts(usd=least), Amounts(usd=enough), Amounts(usd=most))
+    return ReserveBudget(BudgetAmounts(usd=least), BudgetAmounts(usd=enough), BudgetAmounts(usd=most))
 
 
 class Bank:
@@ -39,14 +39,14 @@ class Bank:
 
     async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:  # noqa: ARG002
         self.asked.append(params)
-        if isinstance(params, Settle):
+        if isinstance(params, SettleBudget):
             self.left -= params.amounts.usd
-            return Settled(self.low)
+            return BudgetSettled(self.low)
         if self.left < params.least.usd:
             raise BudgetExceededError(f"${self.left:g} is left; raise it")
         usd = min(params.most.usd, self.left)
         why = "" if usd == params.most.usd else "no more than that was left"
-        return Reserved(str(len(self.asked)), Amounts(usd=usd), why)
+        return BudgetReservationResult(str(len(self.asked)), BudgetAmounts(usd=usd), why)
 
 
 class Paying(Talk):
@@ -55,7 +55,7 @@ class Paying(Talk):
     def __init__(self, bank: Bank, *args: Any, budgeted: bool = True) -> None:
         super().__init__(*args)
         self.bank = bank
-        self.purse = Purse(ToolContext(Path("/"), call_root=bank))
+        self.purse = BudgetClient(ToolContext(Path("/"), call_root=bank))
         self.purse.budgeted = frozenset({"usd"} if budgeted else ())
 
     async def ask(  # type: ignore[override]
@@ -92,7 +92,12 @@ async def test_each_response_is_covered_before_and_settled_after() -> None:
     reply = await talk.ask()
     assert (reply.stop_reason, reply.usage.cost_usd) == ("end_turn", 3.5)
     want = dollars(1.0, 2.0, MOST)
-    assert bank.asked == [want, Settle("1", Amounts(usd=3.0)), want, Settle("3", Amounts(usd=0.5))]
+    assert bank.asked == [
+        want,
+        SettleBudget("1", BudgetAmounts(usd=3.0)),
+        want,
+        SettleBudget("3", BudgetAmounts(usd=0.5)),
+    ]
 
 
 async def test_the_root_hears_what_was_spent_before_any_tool_runs() -> None:
@@ -196,7 +201,7 @@ async def test_what_a_request_took_that_was_given_up_is_settled_and_the_turns() 
     reply = await talk.ask()
     assert "gone" in talk.texts()[0]
     assert (reply.usage.cost_usd, reply.usage.cache_write_tokens) == (3.75, 7)
-    assert Settle("3", Amounts(usd=0.25)) in bank.asked
+    assert SettleBudget("3", BudgetAmounts(usd=0.25)) in bank.asked
     assert talk.purse.lost() == Usage()
 
 
@@ -222,7 +227,7 @@ async def test_a_root_that_takes_no_settlement_is_not_waited_for(capsys: pytest.
     class Deaf(Bank):
         async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:
             service = called.name
-            if isinstance(params, Settle):
+            if isinstance(params, SettleBudget):
                 raise BackendError("not now")
             return await super().__call__(service, params, seconds)
 
@@ -240,10 +245,10 @@ class Ledger:
 
     async def __call__(self, called: AnyService, params: Any, seconds: float | None = None) -> Any:  # noqa: ARG002
         self.asked.append(params)
-        if isinstance(params, Settle):
+        if isinstance(params, SettleBudget):
             for kind, granted in self.granted.pop(params.id).items():
                 self.left[kind] += granted - getattr(params.amounts, kind)
-            return Settled()
+            return BudgetSettled()
         granted = {}
         for kind, left in self.left.items():
             if left < getattr(params.least, kind):
@@ -251,7 +256,7 @@ class Ledger:
             granted[kind] = min(left, getattr(params.most, kind))
             self.left[kind] -= granted[kind]
         self.granted[id := str(len(self.asked))] = granted
-        return Reserved(id, Amounts(**granted))
+        return BudgetReservationResult(id, BudgetAmounts(**granted))
 
 
 class TestCalls:
@@ -262,7 +267,7 @@ class TestCalls:
         talk = Paying(Bank(0), ScriptedBackend(items))
         talk.box = Toolbox([tool], ToolContext(Path("/"), call_root=ledger, seconds=30.0))
         talk.backend.append_system("", talk.box.specs())
-        talk.purse = talk.box._context.own(Purse)
+        talk.purse = talk.box._context.own(BudgetClient)
         talk.purse.budgeted = frozenset(kinds.split())
         return talk
 
@@ -271,9 +276,9 @@ class TestCalls:
         ledger = Ledger()
         talk = self.talk(ledger, {"tools": [{"tool": "look"}] * 2}, "done", kinds="tool_calls")
         reply = await talk.ask()
-        one = Amounts(tool_calls=1)
-        assert [each for each in ledger.asked if isinstance(each, Reserve)] == [Reserve(one, one, one)] * 2
-        assert [each.amounts for each in ledger.asked if isinstance(each, Settle)] == [one] * 2
+        one = BudgetAmounts(tool_calls=1)
+        assert [each for each in ledger.asked if isinstance(each, ReserveBudget)] == [ReserveBudget(one, one, one)] * 2
+        assert [each.amounts for each in ledger.asked if isinstance(each, SettleBudget)] == [one] * 2
         assert (reply.usage.tool_calls, reply.usage.model_calls) == (2, 2)
 
     async def test_a_call_that_is_not_covered_ends_the_turn(self) -> None:
@@ -300,7 +305,7 @@ class TestCalls:
         talk = self.talk(ledger, {"tool": "nap"}, "done", kinds="tool_seconds", tool=nap)
         purse_hold = talk.purse.reserve_call
 
-        async def shorter(seconds: float | None) -> Hold:
+        async def shorter(seconds: float | None) -> BudgetReservation:
             return msgspec.structs.replace(await purse_hold(seconds), seconds=0.01)
 
         talk.purse.reserve_call = shorter  # type: ignore[method-assign]
@@ -317,7 +322,7 @@ class TestCalls:
 
         ledger = Ledger()
         reply = await self.talk(ledger, {"tool": "look"}, "done", kinds="tool_calls tool_seconds", tool=look).ask()
-        assert ledger.asked[0] == Reserve(*[Amounts(tool_calls=1)] * 3)
+        assert ledger.asked[0] == ReserveBudget(*[BudgetAmounts(tool_calls=1)] * 3)
         assert (reply.usage.tool_calls, reply.usage.tool_seconds) == (1, 0.0)
 
     async def test_a_cut_off_call_counts(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from orch_protocol.core.approval import digest_of
 from orch_protocol.core.messages import Text, ToolUse
 from orch_protocol.core.policy import PolicyConfig, PolicySpec
-from orch_protocol.wire.tool_events import Called
+from orch_protocol.wire.tool_events import CallReport
 from orch_worker.tools.api.base import tool
 from orch_worker.tools.dispatch.call_events import TASKS
 from orch_worker.tools.dispatch.toolbox import Toolbox
@@ -32,9 +32,9 @@ def note(text: str) -> str:
     return f"[ ] {text}"
 
 
-def observed(toolbox: Toolbox) -> list[Called]:
+def observed(toolbox: Toolbox) -> list[CallReport]:
     """Return the list that what `toolbox` tells goes into."""
-    told: list[Called] = []
+    told: list[CallReport] = []
     toolbox.observe = told.append
     return told
 

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
-from orch_protocol.core.approval import ApproveCall, Approved, digest_of
+from orch_protocol.core.approval import ApprovalDecision, ApproveCall, digest_of
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Text, ToolUse
 from orch_protocol.core.policy import PolicyConfig, PolicySpec
 from orch_protocol.services.service import AnyService
 from orch_worker.backends.registry import is_remote
 from orch_worker.session.interruption_notes import DIRECTIVE
-from orch_worker.session.plan import Agenda
+from orch_worker.session.plan import TaskList
 from orch_worker.session.transcript import Transcript
 from orch_worker.tools.api.base import Tool, ToolContext, ToolOutput, tool
 from orch_worker.tools.dispatch.guard import Guard
-from orch_worker.tools.dispatch.local_only import Locality
+from orch_worker.tools.dispatch.local_only import LocalOnlyGuard
 from orch_worker.tools.dispatch.presets import load
 from orch_worker.tools.dispatch.toolbox import Toolbox
 
@@ -52,7 +52,7 @@ def box(
             moves.append(to)
 
     agent = AgentSpec("a1", 1, "n", "t", backend, str(folder), str(folder))
-    return Toolbox([touch, *tools], context, Guard(spec, context, Locality(agent, context.call_root, move)))
+    return Toolbox([touch, *tools], context, Guard(spec, context, LocalOnlyGuard(agent, context.call_root, move)))
 
 
 async def told(toolbox: Toolbox, **input: Any) -> tuple[bool, bool, str]:
@@ -239,7 +239,9 @@ class Root:
             return self.here
         assert service == "approve"
         self.asked.append(params)
-        approved = Approved(self._allowed, digest_of(params.tool, params.input, params.paths), "the user said no")
+        approved = ApprovalDecision(
+            self._allowed, digest_of(params.tool, params.input, params.paths), "the user said no"
+        )
         self.meanwhile(params)
         return approved
 
@@ -282,7 +284,7 @@ async def test_a_link_changed_after_approval_does_not_run(tmp_path: Path) -> Non
 async def test_a_plan_that_a_hook_approves_is_asked_about_all_the_same(tmp_path: Path, allowed: bool) -> None:
     """Plan mode ends by what a person says, and in plan mode no hook lets a call run that writes."""
     transcript = Transcript.open(tmp_path / "s", agent="a1", cwd="/")
-    agenda, root = Agenda(transcript, planning=True), Root(allowed=allowed)
+    agenda, root = TaskList(transcript, planning=True), Root(allowed=allowed)
     toolbox = box(tmp_path, PolicySpec(), tools=load(["exit_plan_mode"]), call_root=root, agenda=agenda)
     touched = await toolbox.dispatch(ToolUse("c1", "touch", {"path": "a"}), approved=True)
     assert not touched.ran
@@ -396,9 +398,9 @@ async def test_tool_knows_whether_its_call_was_approved(
     """One that asks for credentials is asked about, whatever is allowed; a pattern approves no particular call."""
     questions: list[ApproveCall] = []
 
-    async def approve(_: str, params: Any, __: float | None = None) -> Approved:
+    async def approve(_: str, params: Any, __: float | None = None) -> ApprovalDecision:
         questions.append(params)
-        return Approved(True, digest_of(params.tool, params.input, params.paths), "", by_pattern)
+        return ApprovalDecision(True, digest_of(params.tool, params.input, params.paths), "", by_pattern)
 
     spec = PolicySpec(rules=PolicyConfig(permissions={"bash": permission}))  # type: ignore[dict-item]
     toolbox = box(tmp_path, spec, tools=[told_of_approval], call_root=approve)

@@ -12,16 +12,16 @@ import pytest
 from orch_protocol.agent.spec import ToolSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Text, ToolUse
-from orch_worker.tools.api.base import Keys, Tool, ToolContext, root_tool, tool
+from orch_worker.tools.api.base import ApiKeys, Tool, ToolContext, root_tool, tool
 from orch_worker.tools.dispatch.result_limits import MAX_CAPTURED, MAX_SHOWN, MAX_SHOWN_A_STEP
-from orch_worker.tools.dispatch.toolbox import Outcome, Toolbox
+from orch_worker.tools.dispatch.toolbox import CallOutcome, Toolbox
 from orch_worker.tools.values.handles import read_handle
 from orch_worker.tools.values.store import LEAST_SHOWN, level
 
 HERE = ToolContext(Path("/"))
 
 
-def text(outcome: Outcome) -> str:
+def text(outcome: CallOutcome) -> str:
     """Return the text of a result."""
     (block,) = outcome.result.content
     assert isinstance(block, Text)
@@ -55,7 +55,7 @@ class TestAvailable:
         outcome = await without.dispatch(ToolUse("c1", "say", {"text": "a"}))
         assert (outcome.ran, outcome.result.is_error) == (False, True)
         assert text(outcome) == "Tool 'say' is not available here."
-        having = Toolbox([guarded], ToolContext(Path("/"), keys=Keys(KEY="x")))
+        having = Toolbox([guarded], ToolContext(Path("/"), keys=ApiKeys(KEY="x")))
         assert [spec.name for spec in having.specs()] == ["say"]
         assert await step(having, ("say", {"text": "a"})) == ["a"]
 
@@ -71,7 +71,7 @@ class TestAvailable:
 
     def test_keys_are_not_shown(self) -> None:
         """The context can be printed without giving its keys away."""
-        context = ToolContext(Path("/"), keys=Keys(KEY="canary"))
+        context = ToolContext(Path("/"), keys=ApiKeys(KEY="canary"))
         assert "canary" not in f"{context} {context!r} {context.keys} {context.keys!r}"
 
 

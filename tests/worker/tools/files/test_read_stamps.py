@@ -13,7 +13,7 @@ from orch_worker.tools.dispatch.result_limits import text_in
 from orch_worker.tools.dispatch.toolbox import Toolbox
 from orch_worker.tools.files.edit import replace_in_file, write_file
 from orch_worker.tools.files.read import read_file
-from orch_worker.tools.files.read_stamps import Sights
+from orch_worker.tools.files.read_stamps import ReadStamps
 
 
 @tool
@@ -92,7 +92,7 @@ async def test_what_was_never_read_or_is_gone_is_written(folder: Path) -> None:
 
 def test_of_very_many_files_the_latest_are_known(tmp_path: Path) -> None:
     """What is kept in mind has a bound."""
-    sights = Sights(ToolContext(tmp_path), most=2)
+    sights = ReadStamps(ToolContext(tmp_path), most=2)
     for name in "abc":
         sights.note(name, (1, 1, 1, 1))
     assert [sights.changed(name, (2, 2, 2, 2)) for name in "abc"] == [False, True, True]

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_worker.tools.shell.output_capture import Capture, plain
+from orch_worker.tools.shell.output_capture import OutputCapture, plain
 
 
-def captured(most: int, *pieces: bytes) -> Capture:
+def captured(most: int, *pieces: bytes) -> OutputCapture:
     """Return a capture of `most` bytes that took `pieces`."""
-    capture = Capture(most)
+    capture = OutputCapture(most)
     for piece in pieces:
         capture(piece)
     return capture

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from orch_worker.tools.shell import process_group
-from orch_worker.tools.shell.process_group import TURNING_SECONDS, UNSURE_SECONDS, Kin
+from orch_worker.tools.shell.process_group import TURNING_SECONDS, UNSURE_SECONDS, ProcessDescendants
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_what_turns_into_another_program_is_waited_for(
     monkeypatch.setattr(process_group, "open", nothing, raising=False)
     monkeypatch.setattr(process_group, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(os, "listdir", lambda _: ["self", "7", "9"])
-    command = Kin(7, "mark")
+    command = ProcessDescendants(7, "mark")
     command.reaped = True
     assert command.strike() == bool(seconds)
     for passed in (0.09, 1.9, 2.1):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orch_worker.tools.values import codec
-from orch_worker.tools.values.codec import NotMovable, packed, unpacked
+from orch_worker.tools.values.codec import NotTransferableError, packed, unpacked
 
 np = pytest.importorskip("numpy")
 pd = pytest.importorskip("pandas")
@@ -82,14 +82,14 @@ class TestPlainData:
     )
     def test_what_is_no_data_is_told(self, value: Any, told: str) -> None:
         """The error names the part that cannot go, and what to do."""
-        with pytest.raises(NotMovable, match=told):
+        with pytest.raises(NotTransferableError, match=told):
             packed(value)
 
     def test_what_holds_itself(self) -> None:
         """A list within itself is refused, not followed for ever."""
         held: list[Any] = []
         held.append(held)
-        with pytest.raises(NotMovable, match="holds itself"):
+        with pytest.raises(NotTransferableError, match="holds itself"):
             packed(held)
 
 
@@ -148,19 +148,19 @@ class TestLibraries:
 
     def test_python_objects_in_them(self) -> None:
         """Objects in an array or a column are refused by name, never pickled."""
-        with pytest.raises(NotMovable, match=r"tolist"):
+        with pytest.raises(NotTransferableError, match=r"tolist"):
             packed(np.array([Mine()]))
-        with pytest.raises(NotMovable, match="column 'a'"):
+        with pytest.raises(NotTransferableError, match="column 'a'"):
             packed(pd.DataFrame({"a": [Mine()]}))
-        with pytest.raises(NotMovable, match="column 'a'"):
+        with pytest.raises(NotTransferableError, match="column 'a'"):
             packed(pl.DataFrame({"a": pl.Series([Mine()], dtype=pl.Object)}))
-        with pytest.raises(NotMovable, match=r"column 'p' is of type period"):
+        with pytest.raises(NotTransferableError, match=r"column 'p' is of type period"):
             packed(pd.DataFrame({"p": pd.period_range("2026", periods=2)}))
 
     def test_arrays_that_are_more_than_their_numbers(self) -> None:
         """What a masked array hides would be there again: it says what to do."""
         for array in (np.ma.masked_array([1, 2], mask=[0, 1]), np.rec.array([(1, 2)])):
-            with pytest.raises(NotMovable, match=r"is more than its numbers.*\.filled\(\)"):
+            with pytest.raises(NotTransferableError, match=r"is more than its numbers.*\.filled\(\)"):
                 packed(array)
 
     def test_lists_that_hold_one_another_many_times(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +169,9 @@ class TestLibraries:
         many: Any = [b"1"]
         for _ in range(60):
             many = [many, many]
-        with pytest.raises(NotMovable, match=r"parts, or .* of text"):
+        with pytest.raises(NotTransferableError, match=r"parts, or .* of text"):
             packed(many)
-        with pytest.raises(NotMovable, match=r"parts, or .* of text"):
+        with pytest.raises(NotTransferableError, match=r"parts, or .* of text"):
             packed([[[["x" * 1_000_000] * 1_000]]])
 
 
@@ -188,14 +188,14 @@ class TestReading:
         into = io.BytesIO()
         np.save(into, np.array([Trap()], dtype=object), allow_pickle=True)
         for kind, data in [("array", into.getvalue()), *((kind, pickle.dumps(Trap())) for kind in ("data", "columns"))]:
-            with pytest.raises(NotMovable, match="cannot be read"):
+            with pytest.raises(NotTransferableError, match="cannot be read"):
                 unpacked(kind, data)
         assert not (tmp_path / "ran").exists()
 
     @pytest.mark.parametrize("kind", ["json", "data", "array", "arrow", "columns", "text"])
     def test_rubbish(self, kind: str) -> None:
         """Bytes that are no such thing are an error that says so."""
-        with pytest.raises(NotMovable, match="cannot be read"):
+        with pytest.raises(NotTransferableError, match="cannot be read"):
             unpacked(kind, b"\xc1\xff rubbish")
 
     def test_a_reader_that_panics(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +206,10 @@ class TestReading:
             raise kind("slice index")
 
         monkeypatch.setitem(codec.READERS, "arrow", panics)
-        with pytest.raises(NotMovable, match="cannot be read: PanicException: slice index"):
+        with pytest.raises(NotTransferableError, match="cannot be read: PanicException: slice index"):
             unpacked("arrow", b"")
 
     def test_unknown_kind(self) -> None:
         """A kind of a later version is refused by name."""
-        with pytest.raises(NotMovable, match="not known here: 'pickle'"):
+        with pytest.raises(NotTransferableError, match="not known here: 'pickle'"):
             unpacked("pickle", b"")

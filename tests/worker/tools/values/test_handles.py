@@ -17,8 +17,8 @@ from orch_worker.tools.python.python import run_python
 from orch_worker.tools.values import store
 from orch_worker.tools.values.handles import read_handle
 from orch_worker.tools.values.repr import brief, glimpse, is_large, memory
-from orch_worker.tools.values.store import Stash, keep_only, take_along
-from orch_worker.tools.values.values import Values
+from orch_worker.tools.values.store import ValueFiles, keep_only, take_along
+from orch_worker.tools.values.values import ValueStore
 
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
@@ -38,7 +38,7 @@ class Agent:
     def __init__(self, folder: Path | None, *tools: Any) -> None:
         self.context = ToolContext(Path("/"), agent_id="a1", folder=folder, seconds=30.0)
         self.box = Toolbox(tools or (run_python, read_handle), self.context)
-        self.values = self.context.own(Values)
+        self.values = self.context.own(ValueStore)
 
     async def run(self, code: str) -> ToolOutput:
         """Return what run_python says."""
@@ -197,7 +197,7 @@ class TestReading:
 
     async def test_lines_of_a_text(self, agent: Agent) -> None:
         """A long result of a tool is lines too."""
-        handle = agent.context.own(Stash).keep("".join(f"line {n}\n" for n in range(3000)))
+        handle = agent.context.own(ValueFiles).keep("".join(f"line {n}\n" for n in range(3000)))
         assert (await agent.read(handle, op="tail", count=2)).splitlines() == [
             "line 2998",
             "line 2999",
@@ -245,7 +245,7 @@ class TestCode:
 
     async def test_results_of_tools(self, agent: Agent) -> None:
         """The whole of a long result is a text in code."""
-        agent.context.own(Stash).keep("a,b\n1,2\n")
+        agent.context.own(ValueFiles).keep("a,b\n1,2\n")
         assert (await agent.run("handles['h_001'].splitlines()")).text == "['a,b', '1,2']"
 
     async def test_keep_pin_drop(self, agent: Agent) -> None:
@@ -270,7 +270,7 @@ class TestCode:
 
     async def test_what_a_handle_brings_stays_told(self, agent: Agent) -> None:
         """Code that has read something untrusted is marked by it from then on: what it prints may be of that."""
-        agent.context.own(Stash).keep("from the web", ["untrusted"])
+        agent.context.own(ValueFiles).keep("from the web", ["untrusted"])
         assert (await agent.run("1")).marks == ()
         assert [mark.bit for mark in (await agent.run("t = handles[1]")).marks] == ["untrusted"]
         assert [mark.bit for mark in (await agent.run("t")).marks] == ["untrusted"]
@@ -288,7 +288,7 @@ class TestCode:
     def test_the_same_value_kept_again_is_local_when_either_is(self, agent: Agent, tmp_path: Path, what: Any) -> None:
         """Also one that a result had brought, without a word about it; also in another process."""
         if what == "a text":
-            agent.context.own(Stash).keep(what)
+            agent.context.own(ValueFiles).keep(what)
         agent.values.keep(what)
         assert agent.values.keep(what, local=True).note.local
         assert agent.values.get(".h_001").note.local
@@ -315,7 +315,7 @@ class TestCode:
 
     def test_two_that_keep_at_once_have_two_handles(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
         """A result and a value: while the one is being written, nothing else takes its handle."""
-        files, found = agent.context.own(Stash), []
+        files, found = agent.context.own(ValueFiles), []
         other = threading.Thread(target=lambda: found.append(agent.values.keep([1, 2]).handle))
         take = files.next
 
@@ -396,7 +396,7 @@ class TestCopies:
         copy = folder / "copy"
         copy.mkdir()
         take_along(folder, copy, b"... read_handle with .h_002 shows any part ...")
-        values = Values(ToolContext(Path("/"), folder=copy))
+        values = ValueStore(ToolContext(Path("/"), folder=copy))
         assert [(kept.handle, kept.note.extent) for kept in values.rows()] == [(".h_002", "4,999 items")]
 
 
@@ -405,7 +405,7 @@ class TestRoom:
 
     def test_the_oldest_goes_and_is_told(self, tmp_path: Path) -> None:
         """Values past the bound let the oldest go that is not pinned; its handle says why, and the agent hears it."""
-        values = Values(ToolContext(Path("/"), folder=tmp_path), on_disk=25_000)
+        values = ValueStore(ToolContext(Path("/"), folder=tmp_path), on_disk=25_000)
         for start in range(3):
             values.keep(list(range(start, 2_000 + start)))
             values.pin(".h_001")
@@ -420,14 +420,14 @@ class TestRoom:
     def test_results_of_tools_stay(self, tmp_path: Path) -> None:
         """Long results are the record of what was seen: they do not go."""
         context = ToolContext(Path("/"), folder=tmp_path)
-        context.own(Stash).keep("x" * 100_000)
-        values = Values(context, on_disk=10)
+        context.own(ValueFiles).keep("x" * 100_000)
+        values = ValueStore(context, on_disk=10)
         values.keep(list(range(2_000)))
         assert list(values) == [".h_001", ".h_002"]
 
     def test_objects_in_memory(self, tmp_path: Path) -> None:
         """Objects that only the process has are bounded by themselves."""
-        values = Values(ToolContext(Path("/"), folder=tmp_path), in_memory=10_000)
+        values = ValueStore(ToolContext(Path("/"), folder=tmp_path), in_memory=10_000)
         first, second = ([object() for _ in range(300)] for _ in range(2))
         values.keep(first)
         values.keep(second)
@@ -437,7 +437,7 @@ class TestRoom:
     def test_what_is_too_large_to_be_stored(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its marker says that it lives as long as the process."""
         monkeypatch.setattr("orch_worker.tools.values.values.MOST_STORED", 1_000)
-        kept = Values(ToolContext(Path("/"), folder=tmp_path)).keep(list(range(5_000)))
+        kept = ValueStore(ToolContext(Path("/"), folder=tmp_path)).keep(list(range(5_000)))
         assert "values of more than 1000 bytes are not stored" in kept.text(frozenset())
 
     def test_a_full_disk(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

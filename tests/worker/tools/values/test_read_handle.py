@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from orch_worker.tools.api.base import ToolContext, ToolError
-from orch_worker.tools.files.search import Seeker
+from orch_worker.tools.files.search import PatternSearch
 from orch_worker.tools.values.handles import read_handle
 from orch_worker.tools.values.paging import search, view
 from orch_worker.tools.values.read import MAX_MATCHES
-from orch_worker.tools.values.store import Note, Stash
+from orch_worker.tools.values.store import HandleMetadata, ValueFiles
 
 
-def stash(folder: Path) -> Stash:
+def stash(folder: Path) -> ValueFiles:
     """Return the stash of an agent whose session is in `folder`."""
-    return Stash(ToolContext(Path("/"), folder=folder))
+    return ValueFiles(ToolContext(Path("/"), folder=folder))
 
 
 class TestStash:
@@ -41,7 +41,7 @@ class TestStash:
         kept, large = stash(tmp_path), 500 << 10
         for letter in "ab":
             kept.keep(letter * large)
-        kept.note("h_001", Note("text", pinned=True))
+        kept.note("h_001", HandleMetadata("text", pinned=True))
         kept.keep("c" * large)
         assert list(kept.files()) == ["h_001", "h_003"]
         assert kept.keep("d" * 3 * large) == ".h_004"
@@ -75,7 +75,7 @@ class TestStash:
     def test_without_a_folder(self) -> None:
         """An agent without a session folder keeps nothing, and is told so."""
         with pytest.raises(ToolError, match="no session folder"):
-            Stash(ToolContext(Path("/")))
+            ValueFiles(ToolContext(Path("/")))
 
     def test_failed_write_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A write that fails is raised, and no half of it is ever read."""
@@ -94,7 +94,7 @@ class TestReadHandle:
 
     async def read(self, folder: Path, **input: object) -> str:
         context = ToolContext(Path("/"), folder=folder)
-        context.own(Stash).keep("".join(f"line {number} of it\n" for number in range(1, 2001)))
+        context.own(ValueFiles).keep("".join(f"line {number} of it\n" for number in range(1, 2001)))
         return (await read_handle.run(context, {"handle": ".h_001", **input})).text
 
     async def test_pages_are_the_text(self, tmp_path: Path) -> None:
@@ -132,13 +132,13 @@ class TestReadHandle:
     async def test_a_search_whose_time_is_up_goes_on_behind_the_last_line_it_looked_at(self, tmp_path: Path) -> None:
         """Each line may take a second; and one that was not looked at is not called one that does not match."""
         context = ToolContext(Path("/"), folder=tmp_path, seconds=-1.0)
-        context.own(Stash).keep("one\ntwo")
+        context.own(ValueFiles).keep("one\ntwo")
 
         async def read(offset: int) -> str:
             return (await read_handle.run(context, {"handle": ".h_001", "search": "t", "offset": offset})).text
 
         assert (await read(0), await read(4)) == ("[stopped here; go on with offset=4]", "4: two")
-        with Seeker("t", stop_at=0.0) as seeker:
+        with PatternSearch("t", stop_at=0.0) as seeker:
             assert search(view(["one", "two", "three"]), seeker, 0, 3) == '[time was up; go on with lines="1:"]'
             assert search(view(["one", "two", "three"]), seeker, 1, 3).startswith("1: ")
 

@@ -10,27 +10,27 @@ import msgspec
 import pytest
 
 from orch_protocol.core.errors import NoValueError
-from orch_protocol.core.taint import mark
-from orch_protocol.core.values import Taken, TakeValue, Value
+from orch_protocol.core.taint import taint_label
+from orch_protocol.core.values import TakenValue, TakeValue, ValueInfo
 from orch_protocol.services.service import AnyService
-from orch_worker.system.isolated_read import Deadly
+from orch_worker.system.isolated_read import FatalBytesError
 from orch_worker.tools.api.base import ToolContext
 from orch_worker.tools.dispatch.toolbox import Toolbox
 from orch_worker.tools.python.export import export
 from orch_worker.tools.python.namespace import Namespace
 from orch_worker.tools.python.python import run_python
 from orch_worker.tools.values.handles import read_handle
-from orch_worker.tools.values.values import Values, adopted, value_of
+from orch_worker.tools.values.values import ValueStore, adopted, value_of
 
 ROWS = [{"n": n} for n in range(3)]
 
 
-def taken(folder: Path, data: bytes = b"[1,2]", **changed: Any) -> Taken:
+def taken(folder: Path, data: bytes = b"[1,2]", **changed: Any) -> TakenValue:
     """Return what the root says of a value whose file holds `data`."""
     (folder / "value").write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()[:32]
-    value = Value(".h_001", "list", "2 items", 88, ("items: 2 int",), "json", "value", digest)
-    return Taken("a2", "rows", str(folder / "value"), msgspec.structs.replace(value, **changed))
+    value = ValueInfo(".h_001", "list", "2 items", 88, ("items: 2 int",), "json", "value", digest)
+    return TakenValue("a2", "rows", str(folder / "value"), msgspec.structs.replace(value, **changed))
 
 
 def parent(folder: Path, answer: Any) -> ToolContext:
@@ -58,11 +58,11 @@ class TestTaking:
         text = await adopted(context, "a2", "rows", local=False)
         assert text.splitlines()[:2] == ["rows of agent a2 is kept here:", "[.h_001: list, 2 items, 88 bytes"]
         (tmp_path / "value").unlink()
-        assert context.own(Values).load(".h_001") == [1, 2]
+        assert context.own(ValueStore).load(".h_001") == [1, 2]
 
     async def test_what_it_brings_along(self, tmp_path: Path) -> None:
         """What the child's conversation was marked with, and that it was for local models, comes with each reading."""
-        marks = (mark("untrusted", "https://example.org"), mark("acts", "bash"))
+        marks = (taint_label("untrusted", "https://example.org"), taint_label("acts", "bash"))
         context = parent(tmp_path, taken(tmp_path, marks=marks))
         await adopted(context, "a2", "rows", local=True)
         read = await read_handle.run(context, {"handle": ".h_001"})
@@ -84,7 +84,7 @@ class TestTaking:
         text = await adopted(context, "a2", "rows", local=False)
         assert text.startswith("[No value of 'rows' was returned: ")
         assert why in text
-        assert list(context.own(Values)) == []
+        assert list(context.own(ValueStore)) == []
 
     async def test_what_would_end_this_process_is_not_taken_over(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -92,13 +92,13 @@ class TestTaking:
         """Bytes of which another process died are not kept here, where each reading would be the end."""
 
         def taste(library: str, _reader: str, data: bytes) -> None:
-            raise Deadly(f"{library} on {len(data)} bytes")
+            raise FatalBytesError(f"{library} on {len(data)} bytes")
 
         monkeypatch.setattr("orch_worker.tools.values.values.taste", taste)
         context = parent(tmp_path, taken(tmp_path, b"frame", kind="arrow"))
         text = await adopted(context, "a2", "rows", local=False)
         assert text == "[No value of 'rows' was returned: 'rows' of agent a2 cannot be read: polars on 5 bytes]"
-        assert list(context.own(Values)) == []
+        assert list(context.own(ValueStore)) == []
 
     async def test_the_roots_no_is_told(self, tmp_path: Path) -> None:
         """Why there is no value stands behind the answer."""

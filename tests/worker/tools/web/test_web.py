@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from orch_worker.tools.api.base import Keys, ToolContext, ToolError
+from orch_worker.tools.api.base import ApiKeys, ToolContext, ToolError
 from orch_worker.tools.dispatch.presets import make_toolbox
 from orch_worker.tools.web import addresses
 from orch_worker.tools.web.addresses import elsewhere, own, public, resolve
-from orch_worker.tools.web.http import MAX_BYTES, Page, fetch
+from orch_worker.tools.web.http import MAX_BYTES, FetchedPage, fetch
 from orch_worker.tools.web.web import fetch_url, search
 
 LOOPBACK = """
@@ -90,7 +90,7 @@ async def here(_host: str, _port: int) -> list[str]:
     return ["127.0.0.1"]
 
 
-async def get(url: str, **options: Any) -> Page:
+async def get(url: str, **options: Any) -> FetchedPage:
     """Fetch `url` with loopback standing for the public network."""
     return await fetch(url, **({"seconds": 20.0, "resolve": here, "allowed": lambda _: True} | options))
 
@@ -194,7 +194,7 @@ class TestFetch:
 
         async with serving(answer) as port:
             page = await get(f"http://Site.test:{port}/a%20b/c d?q=1#part")
-        assert page == Page(f"http://Site.test:{port}/a%20b/c d?q=1#part", 200, "text/plain", b"hi")
+        assert page == FetchedPage(f"http://Site.test:{port}/a%20b/c d?q=1#part", 200, "text/plain", b"hi")
         assert seen[0].startswith(b"GET /a%20b/c%20d?q=1 HTTP/1.1\r\n")
         assert f"\r\nhost: site.test:{port}\r\n".encode() in seen[0].lower()
         assert b"authorization" not in seen[0].lower()
@@ -426,5 +426,5 @@ class TestSearch:
     @pytest.mark.parametrize(("keys", "seen"), [({}, 0), ({"TAVILY_API_KEY": ""}, 0), ({"TAVILY_API_KEY": "k"}, 1)])
     def test_hidden_without_a_key(self, keys: dict[str, str], seen: int) -> None:
         """An agent without a key for it does not see the tool."""
-        box = make_toolbox(("web_search",), (), ToolContext(Path("/"), keys=Keys(keys)))
+        box = make_toolbox(("web_search",), (), ToolContext(Path("/"), keys=ApiKeys(keys)))
         assert len(box.specs()) == seen

@@ -17,11 +17,11 @@ from orch_protocol.core.errors import (
     TruncatedReplyError,
 )
 
-from .retry import Failure
+from .retry import RequestFailure
 
 __all__ = [
-    "Complaint",
-    "Who",
+    "Endpoint",
+    "ProviderError",
     "garbled",
     "judge",
     "oversized",
@@ -52,7 +52,7 @@ LONGEST: Final = 2000
 REFUSED_ATTEMPTS: Final = 2
 
 
-class Who(Struct, frozen=True):
+class Endpoint(Struct, frozen=True):
     """Whom was asked, for messages to people."""
 
     provider: str
@@ -70,7 +70,7 @@ class Who(Struct, frozen=True):
         return f"{self.base_url_variable}, or {file}" if self.base_url_variable else file
 
 
-class Complaint(Struct, frozen=True):
+class ProviderError(Struct, frozen=True):
     """What a provider said. `status` 200 or 0: it said so within a stream. `kinds` are its own words for it."""
 
     text: str
@@ -79,20 +79,24 @@ class Complaint(Struct, frozen=True):
     headers: Mapping[str, str] = {}
 
 
-def judge(who: Who, complaint: Complaint) -> Failure:
+def judge(who: Endpoint, complaint: ProviderError) -> RequestFailure:
     """Return the error that a complaint is, and whether it passes."""
     status, words = complaint.status, " ".join((*complaint.kinds, complaint.text))
     said = f"{who.provider} said{f' {status}' if status >= 300 else ''}: {complaint.text[:LONGEST]}"
     in_stream = status < 300
     if status in (401, 403) or (in_stream and {"authentication_error", "permission_error"} & set(complaint.kinds)):
         how = f"set {' or '.join(who.keys)} to a key that may use {who.model}" if who.keys else "it wants a key"
-        return Failure(BackendError(f"{said} ({how})"), transient=False)
+        return RequestFailure(BackendError(f"{said} ({how})"), transient=False)
     if SPENT.search(words) and status in (0, 200, 400, 402, 429):
-        return Failure(BackendError(f"{said} (no credit is left: see your account at {who.provider})"), transient=False)
+        return RequestFailure(
+            BackendError(f"{said} (no credit is left: see your account at {who.provider})"), transient=False
+        )
     if status == 413 or (status in (0, 200, 400, 422) and OVERFLOW.search(words)):
-        return Failure(ContextOverflowError(f"{said} (the conversation is too long for {who.model})"), transient=False)
+        return RequestFailure(
+            ContextOverflowError(f"{said} (the conversation is too long for {who.model})"), transient=False
+        )
     if status == 404:
-        return Failure(
+        return RequestFailure(
             BackendError(f"{said} (is {who.model!r} the right name, {who.base_url} the right address?)"),
             transient=False,
         )
@@ -101,48 +105,50 @@ def judge(who: Who, complaint: Complaint) -> Failure:
     passing = status in BUSY or status >= 500 or (in_stream and not any(map(FINAL.match, complaint.kinds)))
     transient = {"true": True, "false": False}.get(again, passing)
     if status == 429 or RATE & set(complaint.kinds):
-        return Failure(RateLimitError(said), transient=transient, wait=wait, crowded=True)
+        return RequestFailure(RateLimitError(said), transient=transient, wait=wait, crowded=True)
     if status in (408, 504) or "timeout_error" in complaint.kinds:
-        return Failure(BackendTimeoutError(said), transient=transient, wait=wait)
+        return RequestFailure(BackendTimeoutError(said), transient=transient, wait=wait)
     crowded = status == OVERLOADED_STATUS or bool(OVERLOADED & set(complaint.kinds))
-    return Failure(BackendError(said), transient=transient, wait=wait, crowded=crowded)
+    return RequestFailure(BackendError(said), transient=transient, wait=wait, crowded=crowded)
 
 
-def truncated(who: Who) -> Failure:
+def truncated(who: Endpoint) -> RequestFailure:
     """Return that the stream ended as if all were well, without saying why the response ends."""
     message = f"{who.provider}: the stream of {who.model} ended without a stop reason"
-    return Failure(TruncatedReplyError(message), transient=True)
+    return RequestFailure(TruncatedReplyError(message), transient=True)
 
 
-def garbled(who: Who, error: Exception) -> Failure:
+def garbled(who: Endpoint, error: Exception) -> RequestFailure:
     """Return that a response is malformed."""
     what = str(error) if isinstance(error, ValueError) else "it has an unexpected shape"
     message = f"{who.provider}: {who.base_url} sent a malformed response for {who.model}: {what[:LONGEST]}"
-    return Failure(BackendError(message), transient=True)
+    return RequestFailure(BackendError(message), transient=True)
 
 
-def oversized(who: Who, error: Exception) -> Failure:
+def oversized(who: Endpoint, error: Exception) -> RequestFailure:
     """Return that a response exceeds a size limit; the next one would too."""
     message = f"{who.provider}: {who.base_url} sent {error}: {who.model} was stopped; ask for a shorter answer"
-    return Failure(BackendError(message), transient=False)
+    return RequestFailure(BackendError(message), transient=False)
 
 
-def redirected(who: Who, error: Exception) -> Failure:
+def redirected(who: Endpoint, error: Exception) -> RequestFailure:
     """Return that the server redirects to another origin, to which the key is not sent."""
     message = f"{who.provider}: {error}, which is not followed: if that is the right server, set {who.setting}"
-    return Failure(BackendError(message), transient=False)
+    return RequestFailure(BackendError(message), transient=False)
 
 
-def silent(who: Who, content_seconds: float | None = None) -> Failure:
+def silent(who: Endpoint, content_seconds: float | None = None) -> RequestFailure:
     """Return that nothing arrived for too long, or nothing but keep-alive messages for `content_seconds`."""
     if content_seconds is not None:
         what = f"sent no content for {content_seconds:g} s (first_content_seconds in $ORCH_HOME/models.json)"
-        return Failure(BackendTimeoutError(f"{who.provider}: {who.model} at {who.base_url} {what}"), transient=True)
+        return RequestFailure(
+            BackendTimeoutError(f"{who.provider}: {who.model} at {who.base_url} {what}"), transient=True
+        )
     message = f"{who.provider}: nothing was heard of {who.model} at {who.base_url} for too long"
-    return Failure(BackendTimeoutError(message), transient=True)
+    return RequestFailure(BackendTimeoutError(message), transient=True)
 
 
-def unreachable(who: Who, error: BaseException, *, refused: bool) -> Failure:
+def unreachable(who: Endpoint, error: BaseException, *, refused: bool) -> RequestFailure:
     """Return that the connection was not made (`refused`), or was lost.
 
     A server of this machine that refuses is not running: it is asked once more, and no longer.
@@ -151,8 +157,8 @@ def unreachable(who: Who, error: BaseException, *, refused: bool) -> Failure:
     message = f"{who.provider}: the connection to {who.base_url} failed ({what})"
     if refused and (who.local or who.loopback):
         message += f": is it running? Start the server, or check {who.setting}"
-        return Failure(BackendError(message), transient=True, attempts=REFUSED_ATTEMPTS)
-    return Failure(BackendError(message), transient=True)
+        return RequestFailure(BackendError(message), transient=True, attempts=REFUSED_ATTEMPTS)
+    return RequestFailure(BackendError(message), transient=True)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -13,26 +13,43 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.agent.spec import BackendSpec, ToolSpec
-from orch_protocol.core.budget import Amounts, amounts_of
+from orch_protocol.core.budget import BudgetAmounts, amounts_of
 from orch_protocol.core.errors import BackendError, BudgetExceededError, ConfigError
 from orch_protocol.core.messages import INVALID_INPUT, Block, Message, StopReason, ToolUse, Usage
 from orch_protocol.core.text import scrub
 
 from ...conversation.tokens import input_tokens
 from ...system.secrets import masked
-from ..base import AssistantTurn, BackendInfo, Conversation, OnText, Prefix, Quote
-from ..cost_estimate import Fare, fare, narrowed
+from ..base import AssistantTurn, BackendInfo, Conversation, CostEstimate, OnText, PromptPrefix
+from ..cost_estimate import RequestCost, fare, narrowed
 from ..model_families import ratios_of
 from ..models import Model, cost, headers_for
 from ..normalize_messages import whole
 from ..registry import is_loopback
 from ..thinking import thinking
-from .failures import Complaint, Who, garbled, judge, oversized, redirected, silent, truncated, unreachable
+from .failures import Endpoint, ProviderError, garbled, judge, oversized, redirected, silent, truncated, unreachable
 from .reported_usage import CheckedUsage, ReportedUsage, checked
-from .retry import Failure, Policy, Sleep, persist
-from .transport import Deadlines, Ear, ElsewhereError, Limits, TooLarge, cause, trouble
+from .retry import RequestFailure, RetryPolicy, Sleep, persist
+from .transport import (
+    CrossOriginRedirectError,
+    Deadlines,
+    ResponseLimits,
+    ResponseTooLargeError,
+    ResponseWatch,
+    cause,
+    trouble,
+)
 
-__all__ = ["Ask", "Complained", "Dialect", "Reading", "Remote", "Stream", "encoded", "parse_input"]
+__all__ = [
+    "ModelRequest",
+    "ProviderApi",
+    "RemoteBackend",
+    "ResponseReader",
+    "ResponseStream",
+    "StreamError",
+    "encoded",
+    "parse_input",
+]
 
 MOST_OUTPUT: Final = 64_000
 NO_KEY: Final = "none"
@@ -44,7 +61,7 @@ CHARS_AN_ANSWER_TOKEN: Final = 8
 """More than any answer has: a text beyond this for each token that was asked for is no usual answer."""
 
 
-class Ask(Struct, frozen=True):
+class ModelRequest(Struct, frozen=True):
     """What is asked of a model, and the `tail` it ends with, which is no part of the conversation.
 
     What of it is the same in the requests after it is said by `prefix`.
@@ -58,19 +75,19 @@ class Ask(Struct, frozen=True):
     tools: tuple[ToolSpec, ...]
     messages: tuple[Message, ...]
     tail: str
-    prefix: Prefix
+    prefix: PromptPrefix
     most_output: int
 
 
-class Complained(Exception):
+class StreamError(Exception):
     """The provider said within a stream that something is wrong."""
 
-    def __init__(self, complaint: Complaint) -> None:
+    def __init__(self, complaint: ProviderError) -> None:
         super().__init__(complaint.text)
         self.complaint = complaint
 
 
-class Reading(Protocol):
+class ResponseReader(Protocol):
     """One response as its events come in, as JSON data.
 
     `stop` is None until it is known, `done` false until the response is complete. `progress` grows with each event that
@@ -90,7 +107,7 @@ class Reading(Protocol):
         """Return what the response consists of."""
 
 
-class Response(Struct, frozen=True):
+class CompleteResponse(Struct, frozen=True):
     """One whole response, as its provider sent it."""
 
     content: tuple[Block, ...]
@@ -98,7 +115,7 @@ class Response(Struct, frozen=True):
     usage: CheckedUsage
 
 
-class Stream(Protocol):
+class ResponseStream(Protocol):
     """Events of an SDK, and the HTTP response they come in."""
 
     response: Any
@@ -110,36 +127,36 @@ class Stream(Protocol):
         """Give the response up."""
 
 
-class Dialect(Protocol):
+class ProviderApi(Protocol):
     """One API of one SDK."""
 
-    def request(self, ask: Ask) -> dict[str, Any]:
+    def request(self, ask: ModelRequest) -> dict[str, Any]:
         """Return the body of the request, as JSON data."""
 
     def client(self, key: str, base_url: str, headers: Mapping[str, str], deadlines: Deadlines) -> Any:
         """Return a client that never tries anything twice."""
 
-    async def open(self, client: Any, body: bytes) -> Stream:
+    async def open(self, client: Any, body: bytes) -> ResponseStream:
         """Send the encoded request and return the stream of its response."""
 
-    def reading(self, provider: str) -> Reading:
+    def reading(self, provider: str) -> ResponseReader:
         """Return what reads one response."""
 
-    def complaint(self, error: Exception) -> Complaint | None:
+    def complaint(self, error: Exception) -> ProviderError | None:
         """Return what the provider said when `error` was raised; None if it said nothing."""
 
 
-class Remote(Conversation):
+class RemoteBackend(Conversation):
     """A conversation with the model that `spec` names; its options are a `models.Model`, `keys` the secrets by name.
 
     The client is made by the first request, in the process and event loop that use it. Raises ConfigError when the
     options do not fit or no key is there.
     """
 
-    def __init__(self, spec: BackendSpec, keys: Mapping[str, str], dialect: Dialect) -> None:
+    def __init__(self, spec: BackendSpec, keys: Mapping[str, str], dialect: ProviderApi) -> None:
         super().__init__(ratios_of(spec))
-        self.policy = Policy()
-        self.limits = Limits()
+        self.policy = RetryPolicy()
+        self.limits = ResponseLimits()
         self.sleep: Sleep = asyncio.sleep
         try:
             self.model = thinking(msgspec.convert(spec.options, Model), spec.thinking)
@@ -162,7 +179,7 @@ class Remote(Conversation):
                 "of plain ASCII; change the variable, or what models.json says"
             )
         address = PASSWORD.sub("//", self.model.base_url)
-        self._who = Who(
+        self._who = Endpoint(
             spec.provider,
             spec.model,
             address,
@@ -179,7 +196,7 @@ class Remote(Conversation):
         self._shortened = False
         self.most_text = CHARS_AN_ANSWER_TOKEN * (self._longest or max(1, self.model.context // 2))
 
-    def quote(self, *, priced: bool) -> Quote:
+    def quote(self, *, priced: bool) -> CostEstimate:
         """Return what the next response may take. Raises ConfigError when its price is to be told and not known."""
         return self._fare(priced=priced).quote(amounts_of(self._unclaimed))
 
@@ -217,12 +234,12 @@ class Remote(Conversation):
             except (TimeoutError, OSError):
                 pass  # the other end is gone, or will notice
 
-    def _ask(self) -> Ask:
+    def _ask(self) -> ModelRequest:
         if not self.messages:
             raise BackendError("there is nothing to answer: the conversation is empty")
         model, longest = self._covered()
         system, messages, tail = self._request()
-        return Ask(
+        return ModelRequest(
             provider=self._who.provider,
             name=self._who.model,
             model=model,
@@ -245,7 +262,7 @@ class Remote(Conversation):
         # What nobody counts nothing was put aside of; a response that costs something takes more than nothing.
         kinds = frozenset(kind for kind in ("usd", "tokens") if getattr(self.most, kind))
         fare, lost = self._fare(priced="usd" in kinds), amounts_of(self._unclaimed)
-        left = Amounts(usd=max(0.0, self.most.usd - lost.usd), tokens=max(0.0, self.most.tokens - lost.tokens))
+        left = BudgetAmounts(usd=max(0.0, self.most.usd - lost.usd), tokens=max(0.0, self.most.tokens - lost.tokens))
         tokens = fare.longest(left, kinds)
         if tokens == fare.most:
             return self.model, self._longest
@@ -258,7 +275,7 @@ class Remote(Conversation):
         self._shortened = True
         return narrowed(self.model), tokens
 
-    def _fare(self, *, priced: bool) -> Fare:
+    def _fare(self, *, priced: bool) -> RequestCost:
         try:
             sent = self.estimator.most_of_request(self._raw_request())
             return fare(self.model, sent, self._longest, priced=priced)
@@ -293,15 +310,15 @@ class Remote(Conversation):
     def _estimated_output(self, message: Message) -> int:
         return min(self.estimator.message(message), self.model.context)
 
-    async def _passed(self, on_text: OnText | None) -> Response:
+    async def _passed(self, on_text: OnText | None) -> CompleteResponse:
         if self.gate is None:
             return await self._attempt(on_text)
         return await self.gate.through(f"{self._who.provider}:{self._who.model}", partial(self._attempt, on_text))
 
-    async def _attempt(self, on_text: OnText | None) -> Response:
+    async def _attempt(self, on_text: OnText | None) -> CompleteResponse:
         """Return one whole response. Raises Failure."""
         body = encoded(self._dialect.request(self._ask()))
-        reading, ear = self._dialect.reading(self._who.provider), Ear(self.deadlines, self.limits)
+        reading, ear = self._dialect.reading(self._who.provider), ResponseWatch(self.deadlines, self.limits)
         try:
             await self._read(body, reading, on_text, ear)
         except asyncio.CancelledError:
@@ -322,9 +339,9 @@ class Remote(Conversation):
         except ValueError as error:
             self._claim(reading)
             raise garbled(self._who, error) from None
-        return Response(content, reading.stop, checked(reading.usage, self.model.context))
+        return CompleteResponse(content, reading.stop, checked(reading.usage, self.model.context))
 
-    async def _read(self, body: bytes, reading: Reading, on_text: OnText | None, ear: Ear) -> None:
+    async def _read(self, body: bytes, reading: ResponseReader, on_text: OnText | None, ear: ResponseWatch) -> None:
         if self._client is None:
             self._client = self._dialect.client(self._key, self.model.base_url, self._headers, self.deadlines)
         async with ear.listening():
@@ -342,12 +359,12 @@ class Remote(Conversation):
             finally:
                 await stream.close()
 
-    def _failure(self, error: Exception, ear: Ear) -> Failure | None:
-        if (large := cause(error, TooLarge)) is not None:
+    def _failure(self, error: Exception, ear: ResponseWatch) -> RequestFailure | None:
+        if (large := cause(error, ResponseTooLargeError)) is not None:
             return oversized(self._who, large)
-        if (elsewhere := cause(error, ElsewhereError)) is not None:
+        if (elsewhere := cause(error, CrossOriginRedirectError)) is not None:
             return redirected(self._who, elsewhere)
-        complaint = error.complaint if isinstance(error, Complained) else self._dialect.complaint(error)
+        complaint = error.complaint if isinstance(error, StreamError) else self._dialect.complaint(error)
         if complaint is not None:
             # A server may repeat what it was sent, and what it says is shown, logged and kept.
             said = masked(complaint.text, (self._key, *self._headers.values()))
@@ -360,7 +377,7 @@ class Remote(Conversation):
         # Once a response began, an error that is none of the client's is one of what the server sent.
         return garbled(self._who, error) if ear.begun or isinstance(error, ValueError) else None
 
-    def _claim(self, reading: Reading, *, sent: bool = False) -> None:
+    def _claim(self, reading: ResponseReader, *, sent: bool = False) -> None:
         """Keep what an attempt used that came to nothing: it is paid for, as far as it was told.
 
         Of a budget it takes as much as its request holds and as was heard of the answer, where that is more than was
@@ -382,7 +399,7 @@ class Remote(Conversation):
             self._unclaimed += used
 
 
-def _fed(reading: Reading, event: Any) -> str:
+def _fed(reading: ResponseReader, event: Any) -> str:
     """Feed `event` to `reading`. Raises ValueError saying which event is malformed, Complained."""
     if not isinstance(event, dict):
         raise ValueError(f"an event is {event!r:.80} instead of a JSON object")
@@ -393,7 +410,7 @@ def _fed(reading: Reading, event: Any) -> str:
         raise ValueError(f"an event of type {kind!r:.80} has an unexpected shape: {event!r:.200}") from error
 
 
-def _content(reading: Reading) -> tuple[Block, ...]:
+def _content(reading: ResponseReader) -> tuple[Block, ...]:
     """Return what the response consists of. Raises ValueError when a block lacks a field or has one of a wrong type."""
     try:
         blocks = reading.blocks()

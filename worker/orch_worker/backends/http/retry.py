@@ -17,7 +17,7 @@ from orch_protocol.core.errors import BackendError, RateLimitError
 
 from ..base import OnRetry, Retry
 
-__all__ = ["Failure", "Policy", "Sleep", "persist"]
+__all__ = ["RequestFailure", "RetryPolicy", "Sleep", "persist"]
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
@@ -27,7 +27,7 @@ LUCK: Final = random.SystemRandom()
 """Of its own: agents of programs that seed `random` would all ask again in the same moment."""
 
 
-class Policy(Struct, frozen=True):
+class RetryPolicy(Struct, frozen=True):
     """How often to ask, and how long to wait in between: `first` seconds, twice as long each time, at most `most`.
 
     To be one of too many is nobody's fault, and passes: it may happen `refusals` times, anything else `attempts` times.
@@ -41,7 +41,7 @@ class Policy(Struct, frozen=True):
     longest: float = LONGEST_WAIT
 
 
-class Failure(Exception):
+class RequestFailure(Exception):
     """A request failed with `error`. `transient`: it may do better later, after `wait` seconds if the provider said.
 
     `crowded`: it was one too many, as the next ones would be, whoever makes them. `attempts`: fewer than the policy
@@ -67,7 +67,7 @@ class Failure(Exception):
 
 async def persist(
     attempt: Callable[[], Coroutine[Any, Any, T]],
-    policy: Policy,
+    policy: RetryPolicy,
     on_retry: OnRetry | None = None,
     sleep: Sleep = asyncio.sleep,
     luck: random.Random = LUCK,
@@ -78,7 +78,7 @@ async def persist(
         return await attempt()
 
     def again(failure: BaseException) -> bool:
-        return isinstance(failure, Failure) and failure.transient and (failure.wait or 0.0) <= policy.longest
+        return isinstance(failure, RequestFailure) and failure.transient and (failure.wait or 0.0) <= policy.longest
 
     failures = limited = 0
 
@@ -113,17 +113,17 @@ async def persist(
     )
     try:
         return await asking(ask)
-    except Failure as failure:
+    except RequestFailure as failure:
         raise _last_word(failure, asking.statistics.get("attempt_number", 1), policy) from failure.__cause__
 
 
-def _failure(state: tenacity.RetryCallState) -> Failure:
+def _failure(state: tenacity.RetryCallState) -> RequestFailure:
     failure = state.outcome.exception() if state.outcome is not None else None
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, RequestFailure)
     return failure
 
 
-def _last_word(failure: Failure, attempts: int, policy: Policy) -> BackendError:
+def _last_word(failure: RequestFailure, attempts: int, policy: RetryPolicy) -> BackendError:
     error = failure.error
     if failure.wait is not None and failure.wait > policy.longest and isinstance(error, RateLimitError):
         return type(error)(f"{error} (it asks to wait {failure.wait:g} s, more than {policy.longest:g} s: ask later)")

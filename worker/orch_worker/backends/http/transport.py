@@ -18,11 +18,11 @@ from ..models import CONTENT_SECONDS
 from ..registry import is_loopback
 
 __all__ = [
+    "CrossOriginRedirectError",
     "Deadlines",
-    "Ear",
-    "ElsewhereError",
-    "Limits",
-    "TooLarge",
+    "ResponseLimits",
+    "ResponseTooLargeError",
+    "ResponseWatch",
     "cause",
     "client_options",
     "ssl_context",
@@ -55,18 +55,18 @@ class Deadlines(Struct, frozen=True):
     thinking: float = 0.0
 
 
-class Limits(Struct, frozen=True):
+class ResponseLimits(Struct, frozen=True):
     """How much one response may be, in decoded bytes: as a whole, and one server-sent event."""
 
     response: int = 32 << 20
     event: int = 16 << 20
 
 
-class TooLarge(Exception):
-    """A response exceeds its `Limits`."""
+class ResponseTooLargeError(Exception):
+    """A response exceeds its `ResponseLimits`."""
 
 
-class ElsewhereError(Exception):
+class CrossOriginRedirectError(Exception):
     """A server redirects to another origin."""
 
 
@@ -77,7 +77,7 @@ def ssl_context() -> ssl.SSLContext:
 
 
 def timeout(deadlines: Deadlines) -> httpx2.Timeout:
-    """Return the client's own limits. That for reading is an `Ear`'s: it differs before and after the first byte."""
+    """Return the client's own limits. `ResponseWatch` sets the read timeout, which changes after the first byte."""
     return httpx2.Timeout(connect=deadlines.connect, read=None, write=SEND_SECONDS, pool=deadlines.connect)
 
 
@@ -101,14 +101,14 @@ def trouble(error: BaseException | None) -> tuple[Literal["silent", "refused", "
     return None
 
 
-class Ear:
+class ResponseWatch:
     """Watches one response: its deadlines, its size and its redirects.
 
     `sent` is true once anything of the request may have left, `begun` once a response with status 200 began.
     `content_missing` is true when a response was given up although bytes kept arriving.
     """
 
-    def __init__(self, deadlines: Deadlines, limits: Limits = Limits()) -> None:  # noqa: B008 - immutable
+    def __init__(self, deadlines: Deadlines, limits: ResponseLimits = ResponseLimits()) -> None:  # noqa: B008 - immutable
         self.sent = False
         self.begun = False
         self._connected: Any = None
@@ -142,14 +142,14 @@ class Ear:
                     await self._connected.aclose()
 
     def on(self, response: httpx2.Response) -> None:
-        """Watch the body of `response`, not read yet. Raises ElsewhereError for a redirect to another origin."""
+        """Watch the unread body of `response`. Raises CrossOriginRedirectError for a redirect to another origin."""
         if response.has_redirect_location:
             origin, target = response.request.url, response.request.url.join(response.headers["location"])
             if _origin(origin) != _origin(target):
-                raise ElsewhereError(f"{_origin(origin)} redirects to {_origin(target)}")
+                raise CrossOriginRedirectError(f"{_origin(origin)} redirects to {_origin(target)}")
         self.begun = response.status_code == 200
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
-        response.stream = _Heard(response.stream, self, encoding)
+        response.stream = _BoundedBody(response.stream, self, encoding)
 
     def hear(self) -> None:
         """Note that bytes arrived."""
@@ -163,16 +163,16 @@ class Ear:
         self.hear()
 
     def take(self, decoded: bytes) -> None:
-        """Count decoded bytes. Raises TooLarge."""
+        """Count decoded bytes. Raises ResponseTooLargeError."""
         self._received += len(decoded)
         if self._received > self._limits.response:
-            raise TooLarge(f"a response of more than {self._limits.response:,} bytes")
+            raise ResponseTooLargeError(f"a response of more than {self._limits.response:,} bytes")
         window = self._tail + decoded
         end = max(window.rfind(mark) for mark in EVENT_ENDS)
         self._event = self._event + len(decoded) if end < 0 else len(window) - end
         self._tail = window[-2:]
         if self._event > self._limits.event:
-            raise TooLarge(f"a server-sent event of more than {self._limits.event:,} bytes")
+            raise ResponseTooLargeError(f"a server-sent event of more than {self._limits.event:,} bytes")
 
     def last(self) -> None:
         """Note that the answer is complete: the stream has a moment left to end, which keeps its connection."""
@@ -198,12 +198,12 @@ def _origin(url: httpx2.URL) -> str:
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
 
 
-_listening: ContextVar[Ear] = ContextVar("listening")
+_listening: ContextVar[ResponseWatch] = ContextVar("listening")
 
 
 async def _begun(request: httpx2.Request) -> None:
     request.extensions = {**request.extensions, "trace": _listening.get().follow}
-    request.headers["accept-encoding"] = "gzip"  # what `_Heard` decodes
+    request.headers["accept-encoding"] = "gzip"  # what `_BoundedBody` decodes
 
 
 async def _answered(response: httpx2.Response) -> None:
@@ -211,7 +211,7 @@ async def _answered(response: httpx2.Response) -> None:
 
 
 def client_options(base_url: str) -> dict[str, Any]:
-    """Return what a client of the server at `base_url` is made with, so that an `Ear` hears when requests are sent.
+    """Return the client for the server at `base_url`; the `ResponseWatch` is told when requests are sent.
 
     Proxies of the environment are not for servers of this machine: what stays here does not go through one elsewhere.
     """
@@ -219,10 +219,10 @@ def client_options(base_url: str) -> dict[str, Any]:
     return {"verify": ssl_context(), "event_hooks": {"request": [_begun], "response": [_answered]}, "mounts": direct}
 
 
-class _Heard(httpx2.AsyncByteStream):
-    """The decoded bytes of a response, as they arrive, in bounded pieces. Raises TooLarge, ValueError."""
+class _BoundedBody(httpx2.AsyncByteStream):
+    """The decoded bytes of a response, as they arrive, in bounded pieces. Raises ResponseTooLargeError, ValueError."""
 
-    def __init__(self, stream: Any, ear: Ear, encoding: str) -> None:
+    def __init__(self, stream: Any, ear: ResponseWatch, encoding: str) -> None:
         self._stream = stream
         self._ear = ear
         self._encoding = encoding

@@ -10,9 +10,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from .passages import DEFINITION, Block, blocks, is_prose, is_secondary
+from .passages import DEFINITION, LineBlock, blocks, is_prose, is_secondary
 
-__all__ = ["Passage", "Source", "Term", "count", "paths_of", "rank", "terms_of"]
+__all__ = ["Passage", "SearchTerm", "SourceText", "count", "paths_of", "rank", "terms_of"]
 
 
 # --- What a question is about ---
@@ -49,7 +49,7 @@ _STOP: Final = frozenset(_STOP_WORDS.split())
 _GENERIC: Final = frozenset(_GENERIC_WORDS.split())
 
 
-class Term(Struct, frozen=True):
+class SearchTerm(Struct, frozen=True):
     """One thing to look for: `text` is what is counted, in lower case; `word` is how the question put it.
 
     Short ones count as whole words only. `usable` terms say what the question is about; the rest lend weight.
@@ -81,9 +81,9 @@ class Term(Struct, frozen=True):
         return rf"(?<![a-zA-Z0-9]){escaped}(?![a-zA-Z0-9])" if _is_short(self.text) else escaped
 
 
-def terms_of(text: str) -> tuple[Term, ...]:
+def terms_of(text: str) -> tuple[SearchTerm, ...]:
     """Return what to look for to answer `text`, at most 16 terms, those in front that say most."""
-    found: dict[str, Term] = {}
+    found: dict[str, SearchTerm] = {}
     for term in _terms(text[:MAX_TEXT]):
         if term.text not in found or found[term.text].weight < term.weight:
             found[term.text] = term
@@ -95,7 +95,7 @@ def paths_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(match[0].rstrip(".") for match in _PATH.finditer(text[:MAX_TEXT])))
 
 
-def count(term: Term, lowered: str) -> int:
+def count(term: SearchTerm, lowered: str) -> int:
     """Return how often `term` occurs in `lowered`, a text in lower case."""
     return len(_compiled(term.regex).findall(lowered)) if _is_short(term.text) else lowered.count(term.text)
 
@@ -109,7 +109,7 @@ def _is_short(text: str) -> bool:
     return len(text) <= 3 and text.isascii()
 
 
-def _terms(text: str) -> Iterator[Term]:
+def _terms(text: str) -> Iterator[SearchTerm]:
     for match in _WORD.finditer(text):
         if match["cjk"]:
             yield from _cjk_terms(match["cjk"])
@@ -117,22 +117,22 @@ def _terms(text: str) -> Iterator[Term]:
             yield from _word_terms(match["word"].strip("./-"))
 
 
-def _cjk_terms(run: str) -> Iterator[Term]:
+def _cjk_terms(run: str) -> Iterator[SearchTerm]:
     """Runs have no spaces, so every two neighbouring characters are a term, but not the hiragana between words."""
     for pair in [run] if len(run) < 2 else [run[start : start + 2] for start in range(len(run) - 1)]:
         if not _HIRAGANA.fullmatch(pair) and pair not in _STOP:
-            yield Term(pair, pair)
+            yield SearchTerm(pair, pair)
 
 
-def _word_terms(word: str) -> Iterator[Term]:
+def _word_terms(word: str) -> Iterator[SearchTerm]:
     lowered = word.lower()
     if len(word) < 2 or lowered in _STOP:
         return
     parts = _PARTS.findall(word)
     if len(parts) < 2 or lowered.isdecimal():
-        yield Term(_stem(lowered), word, GENERIC_WEIGHT if lowered in _GENERIC else 1.0)
+        yield SearchTerm(_stem(lowered), word, GENERIC_WEIGHT if lowered in _GENERIC else 1.0)
         return
-    yield Term(lowered, word, IDENTIFIER_WEIGHT)
+    yield SearchTerm(lowered, word, IDENTIFIER_WEIGHT)
     names = word.split(".") if "/" not in word else []
     if len(names) > 1:
         for name in names:
@@ -140,7 +140,7 @@ def _word_terms(word: str) -> Iterator[Term]:
         return
     for part in parts:
         if len(part) > 2 and part.lower() not in _STOP:
-            yield Term(_stem(part.lower()), part, PART_WEIGHT)
+            yield SearchTerm(_stem(part.lower()), part, PART_WEIGHT)
 
 
 def _stem(word: str) -> str:
@@ -192,7 +192,7 @@ _IMPORT: Final = re.compile(r"\s*(?:import |from \S+ import |use |#include |expo
 _NAME: Final = re.compile(r"[^\W_]\w*")
 
 
-class Source(Struct, frozen=True):
+class SourceText(Struct, frozen=True):
     """A text to quote from. `numbers` are its lines' numbers in the file `label`; without, `label` is cited alone."""
 
     label: str
@@ -213,7 +213,7 @@ class Passage(Struct, frozen=True):
 class _Scorer:
     """BM25 with what is known of all sources: how many there are, how long, and how many contain each term."""
 
-    def __init__(self, terms: Sequence[Term], counts: list[list[int]], total: int) -> None:
+    def __init__(self, terms: Sequence[SearchTerm], counts: list[list[int]], total: int) -> None:
         self.terms = terms
         if any(term.asks_for_code for term in terms):
             self._prose = PROSE_FACTOR_FOR_CODE
@@ -238,7 +238,7 @@ class _Scorer:
         found = [pair for pair in zip(self._weights, self.terms, strict=True) if count(pair[1], lowered)]
         return sum(weight * (NAME_SHARE if _stem(stem) == term.text else LABEL_SHARE) for weight, term in found)
 
-    def factor(self, source: Source) -> float:
+    def factor(self, source: SourceText) -> float:
         """Return the factor for everything in `source`."""
         if not source.numbers:
             return MESSAGE_FACTOR
@@ -266,7 +266,7 @@ class _Scorer:
         return 1.0 + (most - 1.0) * sum(weight for weight, found in usable if found) / total if total else 1.0
 
 
-def rank(sources: Sequence[Source], terms: Sequence[Term], total: int = 0) -> list[Passage]:
+def rank(sources: Sequence[SourceText], terms: Sequence[SearchTerm], total: int = 0) -> list[Passage]:
     """Return the passages of `sources` in which `terms` occur, best first; a source named by a term gives its first.
 
     `total` is how many sources there are, when `sources` are only those among them in which a term was found.
@@ -289,7 +289,7 @@ def rank(sources: Sequence[Source], terms: Sequence[Term], total: int = 0) -> li
     return sorted(passages, key=lambda passage: -passage.score)
 
 
-def _passages(source: Source, scorer: _Scorer) -> Iterator[Passage]:
+def _passages(source: SourceText, scorer: _Scorer) -> Iterator[Passage]:
     by_name, factor = scorer.label_score(source.label), scorer.factor(source)
     lines = source.text.split("\n")
     found = list(blocks(source.label, list(zip(source.numbers or range(1, len(lines) + 1), lines, strict=False))))
@@ -306,7 +306,7 @@ def _passages(source: Source, scorer: _Scorer) -> Iterator[Passage]:
             yield Passage(source.label, where, text, (score + by_name) * factor, block.number)
 
 
-def _block_score(block: Block, scorer: _Scorer) -> float:
+def _block_score(block: LineBlock, scorer: _Scorer) -> float:
     """Return how well `block` fits, with the heading above it."""
     text = "\n".join(block.lines)
     share = 1.0 if block.opens else HEADING_SHARE
@@ -317,7 +317,7 @@ def _block_score(block: Block, scorer: _Scorer) -> float:
     return kind * scorer.score([own + share * above for own, above in pairs], max(len(text), USUAL_CHARS), USUAL_CHARS)
 
 
-def _naming(block: Block, scorer: _Scorer) -> float:
+def _naming(block: LineBlock, scorer: _Scorer) -> float:
     """Return the factor of what `block` defines, or of the heading that it is the first below."""
     if block.opens:
         return scorer.naming(block.heading)
@@ -334,7 +334,7 @@ def _naming(block: Block, scorer: _Scorer) -> float:
     return best
 
 
-def _section(found: Sequence[Block], index: int) -> list[str]:
+def _section(found: Sequence[LineBlock], index: int) -> list[str]:
     """Return the lines of the block `index`, and of those below the same heading that fit: whole blocks alone."""
     lines = list(found[index].lines)
     last = found[index].number + len(lines)
@@ -358,7 +358,7 @@ def _best_lines(lines: Sequence[str], scorer: _Scorer) -> Sequence[str]:
     return lines[best : best + MAX_ENTRY_LINES]
 
 
-def _cut(line: str, terms: Sequence[Term]) -> str:
+def _cut(line: str, terms: Sequence[SearchTerm]) -> str:
     """Return a long line's part around the first term in it."""
     if len(line) <= MAX_LINE:
         return line

@@ -18,7 +18,7 @@ from ...conversation.recalled import hits_in, split_hits
 from ...conversation.stubs import body_of, holder_of
 from ...conversation.tokens import CHARS_PER_TOKEN
 from ..base import AssistantTurn, BackendInfo, Conversation, OnText
-from .bm25 import Source, Term, count, paths_of, rank, terms_of
+from .bm25 import SearchTerm, SourceText, count, paths_of, rank, terms_of
 from .passages import DEFINITION
 
 __all__ = ["ExtractiveBackend", "from_spec"]
@@ -63,7 +63,7 @@ _README: Final = re.compile(r"readme(\.\w+)?", re.IGNORECASE)
 _FILE_WORD: Final = re.compile(r"\b(?:readme|license|changelog|contributing|makefile|dockerfile)\b", re.IGNORECASE)
 
 
-class Results(Struct):
+class ToolResults(Struct):
     """What the tools have shown in the turn so far."""
 
     files: dict[str, dict[int, str]]
@@ -107,19 +107,19 @@ class Results(Struct):
         self.total = max(self.total, len(self.listed) + (int(more[1].replace(",", "")) if more else 0))
 
 
-class Look(Struct, frozen=True):
+class TurnContext(Struct, frozen=True):
     """The turn so far: what is asked, what to look for, and what the tools have shown."""
 
     question: str
-    terms: tuple[Term, ...]
+    terms: tuple[SearchTerm, ...]
     steps: int
     began: int
-    seen: Results
+    seen: ToolResults
     found: tuple[tuple[str, str], ...] = ()
     """Passages that came with the question, and where each is from."""
 
     @property
-    def searches(self) -> tuple[Term, ...]:
+    def searches(self) -> tuple[SearchTerm, ...]:
         """The terms worth a search each."""
         return tuple(term for term in self.terms if term.usable)[:MAX_SEARCHES]
 
@@ -164,12 +164,12 @@ class ExtractiveBackend(Conversation):
         """Return who answers."""
         return BackendInfo("extractive", "")
 
-    def _calls(self, look: Look) -> list[tuple[str, dict[str, Any]]]:
+    def _calls(self, look: TurnContext) -> list[tuple[str, dict[str, Any]]]:
         planned = (_first_look, _second_look, _third_look)[look.steps](look) if look.steps < MAX_LOOKS else []
         granted = {tool.name for tool in self.tools}
         return [call for call in planned if call[0] in granted]
 
-    def _answer(self, look: Look, messages: Sequence[Message]) -> str:
+    def _answer(self, look: TurnContext, messages: Sequence[Message]) -> str:
         if not look.searches:
             return _overview(look)
         named = [source for source in _file_sources(look) if source.label in look.named]
@@ -177,8 +177,8 @@ class ExtractiveBackend(Conversation):
         quotes = _quotes(named, look.terms, total) if named else []
         sources = named
         if not quotes:
-            found = [Source(label, text) for label, text in look.found]
-            archived = [Source(label, _unnumbered(text)) for label, text in sorted(look.seen.archived.items())]
+            found = [SourceText(label, text) for label, text in look.found]
+            archived = [SourceText(label, _unnumbered(text)) for label, text in sorted(look.seen.archived.items())]
             searches = any(tool.name == "search_archive" for tool in self.tools)
             entries = _entries(messages[: look.began], stubs=not searches)
             sources = [*_file_sources(look), *found, *archived, *entries]
@@ -191,7 +191,7 @@ class ExtractiveBackend(Conversation):
             quotes.append(f"Nothing found for {', '.join(missing)}.")
         return "\n\n".join([HEADER, *quotes])
 
-    def _searched(self, look: Look, messages: Sequence[Message]) -> str:
+    def _searched(self, look: TurnContext, messages: Sequence[Message]) -> str:
         """Return a line that lists what was searched."""
         granted = {tool.name for tool in self.tools}
         places = []
@@ -218,7 +218,7 @@ def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> ExtractiveBackend: 
     return ExtractiveBackend()
 
 
-def _look(messages: Sequence[Message]) -> Look:
+def _look(messages: Sequence[Message]) -> TurnContext:
     """Return where the turn stands that the last question began."""
     began = next((i for i in range(len(messages) - 1, -1, -1) if _is_question(messages[i])), None)
     if began is None:
@@ -231,7 +231,7 @@ def _look(messages: Sequence[Message]) -> Look:
         terms = terms_of(task or split_first_prompt(text_of(first))[0])
     turn = messages[began + 1 :]
     calls = {call.id: call for message in turn for call in tool_uses(message)}
-    seen = Results({}, {})
+    seen = ToolResults({}, {})
     for call, text in _shown(turn, calls):
         seen.add(call, text)
     ours = {holder_of(text_of(message)) for message in messages if _is_ours(message)}
@@ -240,7 +240,7 @@ def _look(messages: Sequence[Message]) -> Look:
         for place, text in seen.archived.items()
         if place.partition(" ")[0] not in ours and _is_evidence(text, question)
     }
-    return Look(question, terms, sum(message.role == "assistant" for message in turn), began, seen, found)
+    return TurnContext(question, terms, sum(message.role == "assistant" for message in turn), began, seen, found)
 
 
 def _entry_text(shown: str) -> str:
@@ -290,7 +290,7 @@ def _names_in(question: str) -> tuple[str, ...]:
     return (*paths_of(question), *(match[0] for match in _FILE_WORD.finditer(question)))
 
 
-def _first_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
+def _first_look(look: TurnContext) -> list[tuple[str, dict[str, Any]]]:
     """List and search: the terms one by one, all of them in documentation, and the archives."""
     calls: list[tuple[str, dict[str, Any]]] = [("list_files", {"max_results": MAX_LISTED})]
     names = [*(name.rpartition("/")[2] for name in _names_in(look.question)), *(term.text for term in look.searches)]
@@ -312,7 +312,7 @@ def _first_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
     return calls + [("read_file", {"path": path, "limit": LINES_OF_NAMED_FILE}) for path in named]
 
 
-def _second_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
+def _second_look(look: TurnContext) -> list[tuple[str, dict[str, Any]]]:
     """Read what the first look found: named files whole, others around the best lines, archived entries whole."""
     if not look.searches:
         readme = next((path for path in look.seen.listed if _README.fullmatch(path)), None)
@@ -330,7 +330,7 @@ def _second_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
         calls.append(("grep_files", {"pattern": pattern, "ignore_case": True, **bounds}))
     else:
         calls += _reads(look)
-    hits = rank([Source(place, text) for place, text in look.seen.archived.items()], look.terms)
+    hits = rank([SourceText(place, text) for place, text in look.seen.archived.items()], look.terms)
     for place in list(dict.fromkeys(hit.label for hit in hits))[:MAX_ENTRIES_READ]:
         if match := _ENTRY.fullmatch(place):
             entry = int(match[2])
@@ -338,12 +338,12 @@ def _second_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
     return calls
 
 
-def _third_look(look: Look) -> list[tuple[str, dict[str, Any]]]:
+def _third_look(look: TurnContext) -> list[tuple[str, dict[str, Any]]]:
     """Read what the second look found, when that was a search for definitions."""
     return _reads(look) if look.searches and not look.named and not look.seen.read else []
 
 
-def _reads(look: Look) -> list[tuple[str, dict[str, Any]]]:
+def _reads(look: TurnContext) -> list[tuple[str, dict[str, Any]]]:
     """Return calls that read the files worth it, around their best lines."""
     best = _promising(look)[: 0 if look.named else MAX_FILES_READ]
     return [
@@ -352,10 +352,10 @@ def _reads(look: Look) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def _promising(look: Look) -> list[tuple[str, int]]:
+def _promising(look: TurnContext) -> list[tuple[str, int]]:
     """Return the files worth reading, best first, each with the line to read about."""
     sources = list(_file_sources(look))
-    sources += [Source(path, path, (1,)) for path in look.seen.listed if path not in look.seen.files]
+    sources += [SourceText(path, path, (1,)) for path in look.seen.listed if path not in look.seen.files]
     best: dict[str, int] = {}
     for passage in rank(sources, look.terms, look.seen.total):
         best.setdefault(passage.label, passage.number)
@@ -367,13 +367,13 @@ def _any_case(name: str) -> str:
     return "".join(f"[{char}{char.upper()}]" if char.isascii() and char.islower() else char for char in name.lower())
 
 
-def _file_sources(look: Look) -> Iterator[Source]:
+def _file_sources(look: TurnContext) -> Iterator[SourceText]:
     for path, lines in sorted(look.seen.files.items()):
         numbers = tuple(sorted(lines))
-        yield Source(path, "\n".join(lines[number] for number in numbers), numbers)
+        yield SourceText(path, "\n".join(lines[number] for number in numbers), numbers)
 
 
-def _entries(messages: Sequence[Message], *, stubs: bool) -> Iterator[Source]:
+def _entries(messages: Sequence[Message], *, stubs: bool) -> Iterator[SourceText]:
     """Yield the conversation before the turn, without the questions to this backend, its calls and its answers.
 
     `stubs` says whether to yield the records of archived turns too.
@@ -389,7 +389,9 @@ def _entries(messages: Sequence[Message], *, stubs: bool) -> Iterator[Source]:
         results = (b for b in message.content if isinstance(b, ToolResult) and not b.tool_use_id.startswith(CALL_ID))
         if text := "\n\n".join(filter(None, [text_of(message), *map(_text, results)])):
             held = _HELD.match(text)
-            yield Source(f"entry {held[1] if held else index + 1}", _unnumbered(text[held.end() :] if held else text))
+            yield SourceText(
+                f"entry {held[1] if held else index + 1}", _unnumbered(text[held.end() :] if held else text)
+            )
 
 
 def _is_ours(message: Message) -> bool:
@@ -409,11 +411,11 @@ def _unnumbered(text: str) -> str:
     return _NUMBER.sub("", text)
 
 
-def _occurs(term: Term, sources: Sequence[Source]) -> bool:
+def _occurs(term: SearchTerm, sources: Sequence[SourceText]) -> bool:
     return any(count(term, source.text.lower()) or count(term, source.label.lower()) for source in sources)
 
 
-def _quotes(sources: Sequence[Source], terms: Sequence[Term], total: int) -> list[str]:
+def _quotes(sources: Sequence[SourceText], terms: Sequence[SearchTerm], total: int) -> list[str]:
     """Return the best passages as quotations that fit the answer, most telling first."""
     quotes: list[str] = []
     room = MAX_ANSWER_CHARS - 500
@@ -435,7 +437,7 @@ def _quotes(sources: Sequence[Source], terms: Sequence[Term], total: int) -> lis
     return quotes
 
 
-def _overview(look: Look) -> str:
+def _overview(look: TurnContext) -> str:
     """Return what there is to see when the question names nothing to look for."""
     parts = [HEADER]
     for path, lines in sorted(look.seen.files.items()):

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-__all__ = ["DEFINITION", "Block", "blocks", "is_prose", "is_secondary"]
+__all__ = ["DEFINITION", "LineBlock", "blocks", "is_prose", "is_secondary"]
 
 MAX_LINES: Final = 10
 MAX_CHARS: Final = 800
@@ -34,7 +34,7 @@ _SECONDARY: Final = re.compile(
 )
 
 
-class Block(Struct, frozen=True):
+class LineBlock(Struct, frozen=True):
     """Lines to quote together, from line `number` on, below `heading`: a row's is the names of its columns."""
 
     number: int
@@ -56,18 +56,18 @@ def is_secondary(label: str) -> bool:
     return _SECONDARY.search(label) is not None
 
 
-def blocks(label: str, lines: Sequence[tuple[int, str]]) -> Iterator[Block]:
+def blocks(label: str, lines: Sequence[tuple[int, str]]) -> Iterator[LineBlock]:
     """Yield the passages of the numbered `lines` of the file `label`. Where numbers have a gap, a passage ends."""
     if _PROSE.fullmatch(label):
         yield from _prose(lines)
     elif _DATA.fullmatch(label):
         columns = lines[0][1] if _TABLE.fullmatch(label) and lines and lines[0][0] == 1 else ""
-        yield from (Block(number, [line.rstrip()], columns) for number, line in lines if line.strip())
+        yield from (LineBlock(number, [line.rstrip()], columns) for number, line in lines if line.strip())
     else:
         yield from _code(lines)
 
 
-def _code(lines: Sequence[tuple[int, str]]) -> Iterator[Block]:
+def _code(lines: Sequence[tuple[int, str]]) -> Iterator[LineBlock]:
     """Yield blocks up to a blank line, a definition or the limits."""
     taken: list[str] = []
     begin = last = size = 0
@@ -75,7 +75,7 @@ def _code(lines: Sequence[tuple[int, str]]) -> Iterator[Block]:
         starts = (DEFINITION.match(line) or _DECORATOR.match(line)) and not (taken and _DECORATOR.match(taken[-1]))
         full = len(taken) >= MAX_LINES or size + len(line) > MAX_CHARS
         if taken and (full or starts or number != last + 1 or not line.strip()):
-            yield Block(begin, taken)
+            yield LineBlock(begin, taken)
             taken, size = [], 0
         if line.strip():
             begin = begin if taken else number
@@ -83,10 +83,10 @@ def _code(lines: Sequence[tuple[int, str]]) -> Iterator[Block]:
             size += len(line)
         last = number
     if taken:
-        yield Block(begin, taken)
+        yield LineBlock(begin, taken)
 
 
-def _prose(lines: Sequence[tuple[int, str]]) -> Iterator[Block]:
+def _prose(lines: Sequence[tuple[int, str]]) -> Iterator[LineBlock]:
     """Yield paragraphs, list items, table rows and fenced blocks, each with the heading above it.
 
     A heading is a block of its own only when nothing below it is known.
@@ -95,16 +95,16 @@ def _prose(lines: Sequence[tuple[int, str]]) -> Iterator[Block]:
     begin = last = size = 0
     heading, heading_number, opens, fenced = "", 0, False, False
 
-    def ended() -> Iterator[Block]:
+    def ended() -> Iterator[LineBlock]:
         nonlocal taken, size, opens
         if taken:
-            yield Block(begin, taken, heading, opens, _FENCE.match(taken[0]) is not None)
+            yield LineBlock(begin, taken, heading, opens, _FENCE.match(taken[0]) is not None)
             taken, size, opens = [], 0, False
 
-    def left() -> Iterator[Block]:
+    def left() -> Iterator[LineBlock]:
         yield from ended()
         if opens:
-            yield Block(heading_number, [f"# {heading}"], heading, opens=True)
+            yield LineBlock(heading_number, [f"# {heading}"], heading, opens=True)
 
     for at, (number, line) in enumerate(lines):
         if number != last + 1:

@@ -10,17 +10,17 @@ import msgspec
 from msgspec import Meta, Struct
 
 from orch_protocol.agent.spec import BackendSpec, ToolSpec
-from orch_protocol.core.budget import Amounts
+from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import BackendError, ConfigError, ErrorInfo, OrchError, error_from
 from orch_protocol.core.messages import Block, Message, StopReason, Text, ToolUse, Usage, text_of, tool_uses
 
 from ...conversation.framing import split_first_prompt
-from ..base import AssistantTurn, BackendInfo, Conversation, OnText, Quote
+from ..base import AssistantTurn, BackendInfo, Conversation, CostEstimate, OnText
 
-__all__ = ["Request", "ScriptedBackend", "from_spec"]
+__all__ = ["RecordedRequest", "ScriptedBackend", "from_spec"]
 
 
-class _Call(Struct, frozen=True, forbid_unknown_fields=True):
+class _ScriptedCall(Struct, frozen=True, forbid_unknown_fields=True):
     """A tool call: the tool's name, its arguments, and its id unless one is to be made up."""
 
     tool: str
@@ -28,14 +28,14 @@ class _Call(Struct, frozen=True, forbid_unknown_fields=True):
     id: str | None = None
 
 
-class _Item(Struct, frozen=True, forbid_unknown_fields=True):
+class _ScriptedResponse(Struct, frozen=True, forbid_unknown_fields=True):
     """One response, or a loop of them."""
 
     text: str | None = None
     echo: bool = False
     tool: str | None = None
     input: dict[str, Any] = {}
-    tools: tuple[_Call, ...] = ()
+    tools: tuple[_ScriptedCall, ...] = ()
     stop_reason: StopReason | None = None
     sleep: Annotated[float, Meta(ge=0)] = 0.0
     error: str | None = None
@@ -43,16 +43,16 @@ class _Item(Struct, frozen=True, forbid_unknown_fields=True):
     loop: tuple[Any, ...] | None = None
     times: Annotated[int, Meta(ge=1)] | None = None
 
-    def calls(self) -> tuple[_Call, ...]:
-        return (*([_Call(self.tool, self.input)] if self.tool else []), *self.tools)
+    def calls(self) -> tuple[_ScriptedCall, ...]:
+        return (*([_ScriptedCall(self.tool, self.input)] if self.tool else []), *self.tools)
 
 
-class _Loop(Struct, frozen=True):
-    items: tuple[_Item, ...]
+class _RepeatedResponses(Struct, frozen=True):
+    items: tuple[_ScriptedResponse, ...]
     times: int | None
 
 
-class Request(Struct, frozen=True):
+class RecordedRequest(Struct, frozen=True):
     """What a model would have got: system text, tools on offer, messages, and what the request ends with."""
 
     system: str
@@ -61,7 +61,7 @@ class Request(Struct, frozen=True):
     tail: str
 
 
-OnRequest: TypeAlias = Callable[[Request], None]
+OnRequest: TypeAlias = Callable[[RecordedRequest], None]
 
 
 class ScriptedBackend(Conversation):
@@ -103,7 +103,7 @@ class ScriptedBackend(Conversation):
         """Return the next item as a response."""
         if self.on_request is not None:
             system, messages, tail = self._request()
-            self.on_request(Request(system, self.tools, tuple(messages), tail))
+            self.on_request(RecordedRequest(system, self.tools, tuple(messages), tail))
         item = self._at(self._next)
         if item is None:
             raise BackendError(
@@ -123,12 +123,12 @@ class ScriptedBackend(Conversation):
         usage = Usage(self.context_tokens(), self.estimator.message(message))
         return AssistantTurn(message, item.stop_reason or ("tool_use" if calls else "end_turn"), usage)
 
-    def quote(self, *, priced: bool) -> Quote:  # noqa: ARG002
+    def quote(self, *, priced: bool) -> CostEstimate:  # noqa: ARG002
         """Return what the next response takes: that is written down."""
         item = self._at(self._next)
         said = self.estimator.message(self._message(item)) if item is not None else 0
-        takes = Amounts(tokens=self.context_tokens() + said)
-        return Quote(takes, takes, takes)
+        takes = BudgetAmounts(tokens=self.context_tokens() + said)
+        return CostEstimate(takes, takes, takes)
 
     def append_assistant(self, message: Message) -> None:
         """Add an assistant message; the script is one item further."""
@@ -147,7 +147,7 @@ class ScriptedBackend(Conversation):
         """Return who answers."""
         return BackendInfo("scripted", "")
 
-    def _message(self, item: _Item) -> Message:
+    def _message(self, item: _ScriptedResponse) -> Message:
         content: list[Block] = []
         text = self._last_user_text() if item.echo else item.text
         if text is not None:
@@ -162,7 +162,7 @@ class ScriptedBackend(Conversation):
         texts = (text_of(message) for message in reversed(self._request()[1]) if message.role == "user")
         return split_first_prompt(next(filter(None, texts), ""))[1]
 
-    def _at(self, position: int) -> _Item | None:
+    def _at(self, position: int) -> _ScriptedResponse | None:
         for part in self._parts:
             length = len(part.items)
             if part.times is None or position < length * part.times:
@@ -190,7 +190,7 @@ def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> ScriptedBackend:  #
     return ScriptedBackend(items, spec.options.get("summaries", ()))
 
 
-def _parse(items: Sequence[Any]) -> tuple[_Loop, ...]:
+def _parse(items: Sequence[Any]) -> tuple[_RepeatedResponses, ...]:
     if not isinstance(items, (list, tuple)):
         raise ConfigError("a script is a list of items, one a response")
     parts = tuple(_parts(items))
@@ -199,19 +199,21 @@ def _parse(items: Sequence[Any]) -> tuple[_Loop, ...]:
     return parts
 
 
-def _parts(items: Sequence[Any]) -> Iterator[_Loop]:
+def _parts(items: Sequence[Any]) -> Iterator[_RepeatedResponses]:
     for number, raw in enumerate(items, 1):
         item = _item(raw, f"script item {number}")
         if item.loop is None:
-            yield _Loop((item,), 1)
+            yield _RepeatedResponses((item,), 1)
         else:
             where = f"script item {number}, loop item"
-            yield _Loop(tuple(_item(inner, f"{where} {place}") for place, inner in enumerate(item.loop, 1)), item.times)
+            yield _RepeatedResponses(
+                tuple(_item(inner, f"{where} {place}") for place, inner in enumerate(item.loop, 1)), item.times
+            )
 
 
-def _item(raw: Any, where: str) -> _Item:
+def _item(raw: Any, where: str) -> _ScriptedResponse:
     try:
-        item = _Item(text=raw) if isinstance(raw, str) else msgspec.convert(raw, _Item)
+        item = _ScriptedResponse(text=raw) if isinstance(raw, str) else msgspec.convert(raw, _ScriptedResponse)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from error
     kinds = [

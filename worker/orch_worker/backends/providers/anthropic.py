@@ -25,13 +25,13 @@ from orch_protocol.core.messages import (
 from orch_protocol.core.text import scrub
 
 from ..base import UNKNOWN_ANSWER
-from ..http.failures import Complaint
-from ..http.remote import Ask, Reading, Remote, Stream, parse_input
+from ..http.failures import ProviderError
+from ..http.remote import ModelRequest, RemoteBackend, ResponseReader, ResponseStream, parse_input
 from ..http.reported_usage import ReportedUsage
 from ..http.transport import Deadlines, client_options, timeout
-from ..normalize_messages import Wants, arrange, whole
+from ..normalize_messages import ProviderRequirements, arrange, whole
 
-__all__ = ["Messages", "from_spec"]
+__all__ = ["MessagesApi", "from_spec"]
 
 IDS: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 STOPS: Final[dict[str, StopReason]] = {
@@ -53,13 +53,13 @@ MARKER: Final = {"type": "ephemeral"}
 CAN_BE_MARKED: Final = frozenset({"text", "image", "tool_use", "tool_result"})
 
 
-class Messages:
+class MessagesApi:
     """The dialect of `POST /v1/messages`."""
 
-    def request(self, ask: Ask) -> dict[str, Any]:
+    def request(self, ask: ModelRequest) -> dict[str, Any]:
         """Return the body of the request."""
         flags = ask.model.flags
-        wants = Wants(ask.provider, IDS, images=flags.images, system=flags.system_messages)
+        wants = ProviderRequirements(ask.provider, IDS, images=flags.images, system=flags.system_messages)
         messages = arrange(ask.messages, wants)
         stable, rest = _stable(ask)
         system = [text for text in (stable, rest) if text.strip()]
@@ -100,9 +100,9 @@ class Messages:
         client._custom_headers = headers  # without those of the program's environment, which may be for somebody else
         return client
 
-    async def open(self, client: Any, body: bytes) -> Stream:
+    async def open(self, client: Any, body: bytes) -> ResponseStream:
         """Send the request and return the stream of its response."""
-        stream: Stream = await client.post(
+        stream: ResponseStream = await client.post(
             "/v1/messages",
             content=body,
             cast_to=object,
@@ -111,21 +111,21 @@ class Messages:
         )
         return stream
 
-    def reading(self, provider: str) -> Reading:
+    def reading(self, provider: str) -> ResponseReader:
         """Return what reads one response."""
-        return _Reading(provider)
+        return _MessagesReader(provider)
 
-    def complaint(self, error: Exception) -> Complaint | None:
+    def complaint(self, error: Exception) -> ProviderError | None:
         """Return what the API said; within a stream it says so under status 200."""
         if not isinstance(error, anthropic.APIStatusError):
             return None
         kinds = tuple(map(str, filter(None, (error.type, error.error_code))))
-        return Complaint(str(error.api_message or error.message), error.status_code, kinds, error.response.headers)
+        return ProviderError(str(error.api_message or error.message), error.status_code, kinds, error.response.headers)
 
 
-def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> Remote:
+def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> RemoteBackend:
     """Return the backend for the model that `spec` names."""
-    return Remote(spec, keys, Messages())
+    return RemoteBackend(spec, keys, MessagesApi())
 
 
 def _content(message: Message) -> list[dict[str, Any]]:
@@ -158,7 +158,7 @@ def _mark(parts: list[dict[str, Any]]) -> None:
             return
 
 
-def _stable(ask: Ask) -> tuple[str, str]:
+def _stable(ask: ModelRequest) -> tuple[str, str]:
     """Return what of the system text stays the same, and the rest of it; where nothing does, all of it is taken so."""
     stable = ask.prefix.system
     if not stable or not ask.system.startswith(stable):
@@ -189,7 +189,7 @@ def _end_with(wire: list[dict[str, Any]], part: dict[str, Any]) -> None:
         wire.append({"role": "user", "content": [part]})
 
 
-class _Reading:
+class _MessagesReader:
     """Reads events as plain JSON data: the SDK's types would turn a wrong value into a plausible one."""
 
     def __init__(self, provider: str) -> None:
@@ -198,7 +198,7 @@ class _Reading:
         self.done = False
         self.progress = 0
         self._provider = provider
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, _BlockInProgress] = {}
 
     def feed(self, event: dict[str, Any]) -> str:
         match event.get("type"):
@@ -207,7 +207,7 @@ class _Reading:
                 self.progress += grew
                 return text
             case "content_block_start":
-                self._parts[event["index"]] = part = _Part(event["content_block"])
+                self._parts[event["index"]] = part = _BlockInProgress(event["content_block"])
                 self.progress += 1
                 return str(part.raw["text"]) if part.raw["type"] == "text" else ""
             case "message_start":
@@ -227,7 +227,7 @@ class _Reading:
         parts = (part.block(self._provider) for _, part in sorted(self._parts.items()))
         return [block for block in parts if block != Text("")]
 
-    def _part(self, event: dict[str, Any]) -> _Part:
+    def _part(self, event: dict[str, Any]) -> _BlockInProgress:
         part = self._parts.get(event["index"])
         if part is None:
             raise ValueError(f"content_block_delta for block {event['index']!r}, which was not started")
@@ -242,7 +242,7 @@ class _Reading:
                 setattr(self.usage, name, value)
 
 
-class _Part:
+class _BlockInProgress:
     """One block as it grows: how it began, and what was added."""
 
     def __init__(self, raw: dict[str, Any]) -> None:

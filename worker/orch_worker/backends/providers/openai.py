@@ -18,19 +18,19 @@ import openai
 from orch_protocol.core.messages import Image, Message, ToolResult, ToolUse, text_of
 from orch_protocol.core.text import scrub
 
-from ..http.failures import Complaint
-from ..http.remote import Ask, Stream
+from ..http.failures import ProviderError
+from ..http.remote import ModelRequest, ResponseStream
 from ..http.transport import Deadlines, client_options, timeout
 from ..models import Model
-from ..normalize_messages import Wants
+from ..normalize_messages import ProviderRequirements
 
-__all__ = ["Sdk", "arguments", "data_url", "functions", "is_openai", "own_fields", "result_text", "wants"]
+__all__ = ["OpenAIApi", "arguments", "data_url", "functions", "is_openai", "own_fields", "result_text", "wants"]
 
 FAILED: Final = "Error: "
 HOST: Final = "openai.com"
 
 
-class Sdk:
+class OpenAIApi:
     """What both dialects share. `path` is where requests of the API go."""
 
     path = ""
@@ -50,14 +50,14 @@ class Sdk:
         client._custom_headers = headers
         return client
 
-    async def open(self, client: Any, body: bytes) -> Stream:
+    async def open(self, client: Any, body: bytes) -> ResponseStream:
         """Send the encoded request and return the stream of its response."""
-        stream: Stream = await client.post(
+        stream: ResponseStream = await client.post(
             self.path, content=body, cast_to=object, stream=True, stream_cls=openai.AsyncStream[object]
         )
         return stream
 
-    def complaint(self, error: Exception) -> Complaint | None:
+    def complaint(self, error: Exception) -> ProviderError | None:
         """Return what the API said; within a stream it comes without a status."""
         if not isinstance(error, openai.APIError) or isinstance(error, openai.APIConnectionError):
             return None
@@ -65,11 +65,11 @@ class Sdk:
         text = str(body.get("message") or error.message)
         kinds = tuple(map(str, filter(None, (error.type, error.code))))
         if isinstance(error, openai.APIStatusError):
-            return Complaint(text, error.status_code, kinds, error.response.headers)
-        return Complaint(text, 0, kinds)
+            return ProviderError(text, error.status_code, kinds, error.response.headers)
+        return ProviderError(text, 0, kinds)
 
 
-def functions(ask: Ask) -> list[dict[str, Any]]:
+def functions(ask: ModelRequest) -> list[dict[str, Any]]:
     """Return the tools on offer, as both APIs describe them."""
     return [{"name": tool.name, "description": tool.description, "parameters": tool.input_schema} for tool in ask.tools]
 
@@ -80,7 +80,7 @@ def is_openai(model: Model) -> bool:
     return host == HOST or host.endswith(f".{HOST}")
 
 
-def own_fields(ask: Ask, *, store: bool) -> dict[str, Any]:
+def own_fields(ask: ModelRequest, *, store: bool) -> dict[str, Any]:
     """Return the fields that only OpenAI knows: {} for other servers, which may refuse unknown fields.
 
     `store` says whether to state that nothing is to be stored.
@@ -91,13 +91,15 @@ def own_fields(ask: Ask, *, store: bool) -> dict[str, Any]:
     return key | ({"store": False} if store else {})
 
 
-def wants(ask: Ask, ids: re.Pattern[str]) -> Wants:
+def wants(ask: ModelRequest, ids: re.Pattern[str]) -> ProviderRequirements:
     """Return what the server takes. Only OpenAI is known to take system messages after the first one."""
     flags = ask.model.flags
-    return Wants(ask.provider, ids, images=flags.images, system=flags.system_messages or is_openai(ask.model))
+    return ProviderRequirements(
+        ask.provider, ids, images=flags.images, system=flags.system_messages or is_openai(ask.model)
+    )
 
 
-def cache_key(ask: Ask) -> str:
+def cache_key(ask: ModelRequest) -> str:
     """Return a name for the prefix that agents of a kind share, so that their requests go to where it is cached."""
     stable = ask.prefix.system if ask.system.startswith(ask.prefix.system) else ""
     prefix = msgspec.json.encode((scrub(stable or ask.system), scrub(msgspec.to_builtins(ask.tools))))

@@ -19,12 +19,12 @@ from orch_protocol.core.messages import (
     text_of,
 )
 
-from ..http.remote import Ask, Reading, Remote, parse_input
+from ..http.remote import ModelRequest, RemoteBackend, ResponseReader, parse_input
 from ..http.reported_usage import ReportedUsage
 from ..normalize_messages import arrange, whole
-from .openai import Sdk, arguments, data_url, functions, own_fields, result_text, wants
+from .openai import OpenAIApi, arguments, data_url, functions, own_fields, result_text, wants
 
-__all__ = ["Chat", "from_spec"]
+__all__ = ["ChatCompletionsApi", "from_spec"]
 
 IDS: Final = re.compile(r"\S{1,40}")
 FINISHES: Final[dict[str, StopReason]] = {
@@ -36,7 +36,7 @@ FINISHES: Final[dict[str, StopReason]] = {
 }
 
 
-class Chat(Sdk):
+class ChatCompletionsApi(OpenAIApi):
     """The dialect of `POST /chat/completions`."""
 
     path = "/chat/completions"
@@ -44,7 +44,7 @@ class Chat(Sdk):
     def __init__(self, reasoning_field: str = "") -> None:
         self._reasoning_field = reasoning_field
 
-    def request(self, ask: Ask) -> dict[str, Any]:
+    def request(self, ask: ModelRequest) -> dict[str, Any]:
         """Return the body of the request."""
         flags = ask.model.flags
         wire: list[dict[str, Any]] = [{"role": "system", "content": ask.system}] if ask.system.strip() else []
@@ -63,15 +63,15 @@ class Chat(Sdk):
         kept = {name: value for name, value in request.items() if value}
         return kept | own_fields(ask, store=flags.never_store) | ask.model.body
 
-    def reading(self, provider: str) -> Reading:
+    def reading(self, provider: str) -> ResponseReader:
         """Return what reads one response."""
-        return _Reading(provider, self._reasoning_field)
+        return _ChunkReader(provider, self._reasoning_field)
 
 
-def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> Remote:
+def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> RemoteBackend:
     """Return the backend for the model that `spec` names."""
     flags = spec.options.get("flags") or {}
-    return Remote(spec, keys, Chat(flags.get("reasoning_field", "")))
+    return RemoteBackend(spec, keys, ChatCompletionsApi(flags.get("reasoning_field", "")))
 
 
 def _wire_messages(message: Message, reasoning_field: str) -> Iterator[dict[str, Any]]:
@@ -115,7 +115,7 @@ def _parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
             yield {"type": "image_url", "image_url": {"url": data_url(block)}}
 
 
-class _Reading:
+class _ChunkReader:
     """Reads chunks as plain JSON data: the SDK's types would turn a wrong value into a plausible one."""
 
     def __init__(self, provider: str, reasoning_field: str) -> None:
@@ -127,7 +127,7 @@ class _Reading:
         self._reasoning_field = reasoning_field
         self._text: list[str] = []
         self._reasoning: list[str] = []
-        self._calls: list[_Call] = []
+        self._calls: list[_CallInProgress] = []
         self._refused = False
 
     def feed(self, chunk: dict[str, Any]) -> str:
@@ -166,13 +166,13 @@ class _Reading:
         index, id, function = piece.get("index"), piece.get("id"), piece.get("function") or {}
         known = next((call for call in reversed(self._calls) if call.index == index), None)
         if known is None or (id and known.id and id != known.id):
-            self._calls.append(known := _Call(index))
+            self._calls.append(known := _CallInProgress(index))
         known.id = known.id or id or ""
         known.name = known.name or function.get("name") or ""
         known.arguments.append(function.get("arguments") or "")
 
 
-class _Call:
+class _CallInProgress:
     def __init__(self, index: Any) -> None:
         self.index = index
         self.id = self.name = ""

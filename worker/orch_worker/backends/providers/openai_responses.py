@@ -10,24 +10,24 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_protocol.core.messages import Block, Image, Message, Opaque, StopReason, Text, ToolResult, ToolUse
 from orch_protocol.core.text import scrub
 
-from ..http.failures import Complaint
-from ..http.remote import Ask, Complained, Reading, Remote, parse_input
+from ..http.failures import ProviderError
+from ..http.remote import ModelRequest, RemoteBackend, ResponseReader, StreamError, parse_input
 from ..http.reported_usage import ReportedUsage
 from ..normalize_messages import arrange, whole
-from .openai import Sdk, arguments, data_url, functions, own_fields, result_text, wants
+from .openai import OpenAIApi, arguments, data_url, functions, own_fields, result_text, wants
 
-__all__ = ["Responses", "from_spec"]
+__all__ = ["ResponsesApi", "from_spec"]
 
 IDS: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 INCOMPLETE: Final[dict[str, StopReason]] = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
 
 
-class Responses(Sdk):
+class ResponsesApi(OpenAIApi):
     """The dialect of `POST /responses`."""
 
     path = "/responses"
 
-    def request(self, ask: Ask) -> dict[str, Any]:
+    def request(self, ask: ModelRequest) -> dict[str, Any]:
         """Return the body of the request."""
         flags = ask.model.flags
         wire: list[dict[str, Any]] = []
@@ -47,14 +47,14 @@ class Responses(Sdk):
         kept = {name: value for name, value in request.items() if value}
         return kept | own_fields(ask, store=True) | ask.model.body
 
-    def reading(self, provider: str) -> Reading:
+    def reading(self, provider: str) -> ResponseReader:
         """Return what reads one response."""
-        return _Reading(provider)
+        return _ResponsesReader(provider)
 
 
-def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> Remote:
+def from_spec(spec: BackendSpec, keys: Mapping[str, str]) -> RemoteBackend:
     """Return the backend for the model that `spec` names."""
-    return Remote(spec, keys, Responses())
+    return RemoteBackend(spec, keys, ResponsesApi())
 
 
 def _items(message: Message) -> Iterator[dict[str, Any]]:
@@ -106,7 +106,7 @@ def _input_parts(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
             yield {"type": "input_image", "image_url": data_url(block), "detail": "auto"}
 
 
-class _Reading:
+class _ResponsesReader:
     """Reads events as plain JSON data: the SDK's types would turn a wrong value into a plausible one."""
 
     def __init__(self, provider: str) -> None:
@@ -130,9 +130,9 @@ class _Reading:
                 self.progress += 1
             case "response.failed":
                 self._count(event["response"].get("usage"))
-                raise Complained(_complaint(event["response"].get("error") or {"message": "it failed"}))
+                raise StreamError(_complaint(event["response"].get("error") or {"message": "it failed"}))
             case "error":
-                raise Complained(_complaint(event))
+                raise StreamError(_complaint(event))
         if not kind.endswith(".delta"):
             return ""
         delta = event["delta"]
@@ -183,6 +183,6 @@ class _Reading:
         )
 
 
-def _complaint(error: dict[str, Any]) -> Complaint:
+def _complaint(error: dict[str, Any]) -> ProviderError:
     code = error.get("code")
-    return Complaint(str(error.get("message") or "error"), 0, (str(code),) if code else ())
+    return ProviderError(str(error.get("message") or "error"), 0, (str(code),) if code else ())

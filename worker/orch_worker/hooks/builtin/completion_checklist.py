@@ -35,7 +35,7 @@ FAILING: Final = (
 )
 
 
-class _Work(Struct):
+class _TurnWork(Struct):
     """What has been done in a turn: the files changed since something succeeded, and what failed since then."""
 
     files: dict[str, None] = {}
@@ -48,7 +48,7 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
     reminders, ignore = options.completion_checklist.reminders, options.completion_checklist.ignore
 
     def look(event: ToolReturn | ProviderResponse, ctx: Any) -> None:
-        work: _Work = ctx.turn_state.setdefault(NAME, _Work())
+        work: _TurnWork = ctx.turn_state.setdefault(NAME, _TurnWork())
         if isinstance(event, ToolReturn):
             work.files |= dict.fromkeys(file for file in event.files_changed if not _matches(file, ignore))
             passed = _passed(event)

@@ -29,7 +29,7 @@ BASE62: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 CARD_LENGTHS: Final = ((r"4", (13, 16, 19)), (r"5[1-5]|2[2-7]", (16,)), (r"3[47]", (15,)), (r"6011|65", (16,)))
 
 
-class Pattern(Struct, frozen=True):
+class SecretPattern(Struct, frozen=True):
     """What something secret looks like, and how to tell it from what only looks so."""
 
     regex: re.Pattern[str]
@@ -73,19 +73,19 @@ def _jwt(text: str) -> bool:
         return False
 
 
-KINDS: Final[dict[str, Pattern]] = {
-    "private_key": Pattern(
+KINDS: Final[dict[str, SecretPattern]] = {
+    "private_key": SecretPattern(
         re.compile(r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----[\s\S]{40,}?(?:-----END (?:[A-Z]+ )*PRIVATE KEY-----|\Z)")
     ),
-    "aws_key": Pattern(re.compile(r"\b(?:AKIA|ASIA)[A-Z2-7]{16}\b")),
-    "github_token": Pattern(re.compile(r"\bgh[pousr]_[A-Za-z0-9]{36}\b"), _crc),
-    "google_key": Pattern(re.compile(r"\bAIza[0-9A-Za-z_-]{35}(?![0-9A-Za-z_-])")),
-    "model_key": Pattern(re.compile(r"\bsk-(?:ant-[a-z0-9]+-[\w-]{80,}|proj-[\w-]{40,}|[A-Za-z0-9]{48}\b)")),
-    "slack_token": Pattern(re.compile(r"\bxox[abprs]-\d{8,}-[0-9A-Za-z-]{10,}")),
-    "stripe_key": Pattern(re.compile(r"\b[rs]k_live_[0-9A-Za-z]{24,}\b")),
-    "jwt": Pattern(re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}"), _jwt),
-    "card": Pattern(re.compile(r"(?<![\w.-])\d{4}(?:[ -]?\d{2,6}){2,4}(?![\w-]|\.\d)"), _luhn),
-    "iban": Pattern(re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b"), _mod97),
+    "aws_key": SecretPattern(re.compile(r"\b(?:AKIA|ASIA)[A-Z2-7]{16}\b")),
+    "github_token": SecretPattern(re.compile(r"\bgh[pousr]_[A-Za-z0-9]{36}\b"), _crc),
+    "google_key": SecretPattern(re.compile(r"\bAIza[0-9A-Za-z_-]{35}(?![0-9A-Za-z_-])")),
+    "model_key": SecretPattern(re.compile(r"\bsk-(?:ant-[a-z0-9]+-[\w-]{80,}|proj-[\w-]{40,}|[A-Za-z0-9]{48}\b)")),
+    "slack_token": SecretPattern(re.compile(r"\bxox[abprs]-\d{8,}-[0-9A-Za-z-]{10,}")),
+    "stripe_key": SecretPattern(re.compile(r"\b[rs]k_live_[0-9A-Za-z]{24,}\b")),
+    "jwt": SecretPattern(re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{20,}"), _jwt),
+    "card": SecretPattern(re.compile(r"(?<![\w.-])\d{4}(?:[ -]?\d{2,6}){2,4}(?![\w-]|\.\d)"), _luhn),
+    "iban": SecretPattern(re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b"), _mod97),
 }
 """What is looked for, by name."""
 

@@ -12,7 +12,7 @@ from orch_protocol.hooks.events import Event, Failed, ProviderResponse, ToolCall
 from orch_protocol.hooks.options import HookOptions
 
 from ..hook import Hook, make_hook
-from .usage_log import Day, Ledger, OfModel, OfTool, added, day_of
+from .usage_log import DailyUsage, ModelUsage, ToolUsage, UsageLog, added, day_of
 
 __all__ = ["FILE", "make"]
 
@@ -27,8 +27,8 @@ WARNED: Final = (
 def make(options: HookOptions) -> tuple[Hook, ...]:
     """Return the hook, as `options` have it."""
     limit = options.cost_tracker.warn_usd
-    ledger = Ledger(Path(options.evidence) / FILE)
-    sums: dict[str, Day] = {}
+    ledger = UsageLog(Path(options.evidence) / FILE)
+    sums: dict[str, DailyUsage] = {}
     began: dict[str, float] = {}
 
     def count(event: Event, ctx: Any) -> None:
@@ -38,9 +38,9 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
         elif isinstance(event, ToolReturn):
             if event.ran:
                 took = event.at - began.pop(event.id, event.at)
-                keep(day, Day(tools={event.name: OfTool(1, int(event.is_error), round(took, 3))}))
+                keep(day, DailyUsage(tools={event.name: ToolUsage(1, int(event.is_error), round(took, 3))}))
         elif isinstance(event, ProviderResponse):
-            keep(day, Day(models={f"{event.provider}:{event.model}": OfModel(1, event.usage)}))
+            keep(day, DailyUsage(models={f"{event.provider}:{event.model}": ModelUsage(1, event.usage)}))
             # Told at once, so that what others have spent meanwhile is known here.
             spent = put().cost_usd
             if limit is not None and spent >= limit and not ctx.turn_state.get(NAME):
@@ -49,11 +49,11 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
         elif isinstance(event, (TurnEnd, Failed)):
             put()
 
-    def keep(day: str, more: Day) -> None:
-        sums[day] = added(sums.get(day, Day()), more)
+    def keep(day: str, more: DailyUsage) -> None:
+        sums[day] = added(sums.get(day, DailyUsage()), more)
 
-    def put() -> Day:
-        last = Day()
+    def put() -> DailyUsage:
+        last = DailyUsage()
         for day in sorted(sums):
             last = ledger.add(day, sums[day])
             del sums[day]

@@ -20,7 +20,7 @@ from orch_protocol.hooks.patches import Block, Patch
 from ...policy.taint import fenced
 from ..hook import Hook, make_hook
 
-__all__ = ["RULES", "Rule", "found_in", "make"]
+__all__ = ["RULES", "InjectionRule", "found_in", "make"]
 
 NAME: Final = "injection_guard"
 AROUND: Final = 300
@@ -32,7 +32,7 @@ WITHHELD: Final = (
 )
 
 
-class Rule(Struct, frozen=True):
+class InjectionRule(Struct, frozen=True):
     """What an order looks like, and how much it says that it is one. Each one holds one of the words `near` which the
     rest is: only there is looked."""
 
@@ -54,9 +54,9 @@ class Rule(Struct, frozen=True):
         return bool(spans and self.regex.search("\0".join(plain[start:end] for start, end in spans)))
 
 
-def _rule(name: str, score: float, near: str, *patterns: str) -> Rule:
+def _rule(name: str, score: float, near: str, *patterns: str) -> InjectionRule:
     regex = "|".join(f"(?:{pattern})" for pattern in patterns)
-    return Rule(name, score, re.compile(near), re.compile(regex, re.MULTILINE))
+    return InjectionRule(name, score, re.compile(near), re.compile(regex, re.MULTILINE))
 
 
 _WHOSE = r"(?:(?:all|any|every|each|of|your|the|my|our|these|those|this|that|previous|prior|above|earlier|preceding|"
@@ -66,7 +66,7 @@ _MODEL = r"(?:ais?|llms?|(?:ai|language|large language) models?|(?:ai )?assistan
 _SECRET = r"(?:api[ -_]?keys?|passwords?|credentials?|private keys?|ssh keys?|access tokens?|secrets?|session cookies?|"
 _SECRET += r"environment variables|system prompt|chat history|conversation history|(?:contents? of )?[\w./~-]*\.env\b)"
 
-RULES: Final[tuple[Rule, ...]] = (
+RULES: Final[tuple[InjectionRule, ...]] = (
     _rule(
         "override",
         4,

@@ -18,7 +18,7 @@ from orch_protocol.hooks.options import HookOptions
 from orch_protocol.hooks.patches import Patch
 
 from ..hook import Hook, make_hook
-from ..outcome_ranking import Evidence, Outcome, rank, subject
+from ..outcome_ranking import OutcomeLog, RecordedOutcome, rank, subject
 
 __all__ = ["make"]
 
@@ -40,7 +40,7 @@ ITS_DOING: Final = frozenset(
 """Failures that speak against the model, or against asking it now."""
 
 
-class _Turn(Struct):
+class _RoutedTurn(Struct):
     """What is known of a turn that is under way."""
 
     model: str = ""
@@ -54,14 +54,14 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
     settings = options.model_router
     if len(settings.models) < 2:
         raise ConfigError('hooks.model_router.models is to name two models or more, as ["provider:name", ...]')
-    evidence = Evidence(Path(options.evidence) / FILE)
-    turn = _Turn()
+    evidence = OutcomeLog(Path(options.evidence) / FILE)
+    turn = _RoutedTurn()
 
     def choose(event: BeforeTurn, _ctx: Any) -> Patch:
         nonlocal turn
         terms = subject(event.prompt)
         best = rank(settings.models, evidence.outcomes(), terms, time.time(), thrift=settings.thrift)[0]
-        turn = _Turn(best.choice, terms)
+        turn = _RoutedTurn(best.choice, terms)
         return event.patch(model=best.choice)
 
     def measure(event: Event, _ctx: Any) -> None:
@@ -78,7 +78,9 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
     def keep(at: float, well: bool, cost: float) -> None:
         if turn.model:
             tried = (turn.model,)
-            evidence.add(Outcome(at, turn.terms, tried, tried if well else (), {turn.model: cost} if cost else {}))
+            evidence.add(
+                RecordedOutcome(at, turn.terms, tried, tried if well else (), {turn.model: cost} if cost else {})
+            )
             turn.model = ""
 
     return (

@@ -17,7 +17,7 @@ from orch_protocol.hooks.options import HookOptions
 from orch_protocol.hooks.patches import Patch
 
 from ..hook import Hook, make_hook
-from ..outcome_ranking import Evidence, Outcome, Ranked, rank, subject
+from ..outcome_ranking import OutcomeLog, RankedChoice, RecordedOutcome, rank, subject
 
 __all__ = ["make"]
 
@@ -30,11 +30,11 @@ HOPELESS: Final = 0.2
 SAID: Final = "(What was measured here for questions like this one: {tools}.)"
 
 
-class _Turn(Struct):
+class _ObservedTurn(Struct):
     """What is known of a turn that is under way."""
 
     terms: tuple[str, ...] = ()
-    ranked: list[Ranked] = []
+    ranked: list[RankedChoice] = []
     began: dict[str, float] = {}
     seconds: dict[str, float] = {}
     calls: dict[str, int] = {}
@@ -44,13 +44,13 @@ class _Turn(Struct):
 def make(options: HookOptions) -> tuple[Hook, ...]:
     """Return the hooks, as `options` have it: one that tells, one that measures."""
     settings = options.tool_router
-    evidence = Evidence(Path(options.evidence) / FILE)
-    turn = _Turn()
+    evidence = OutcomeLog(Path(options.evidence) / FILE)
+    turn = _ObservedTurn()
 
     def tell(event: BeforeTurn | ProviderRequest, _ctx: Any) -> Patch | None:
         nonlocal turn
         if isinstance(event, BeforeTurn):
-            turn = _Turn(subject(event.prompt))
+            turn = _ObservedTurn(subject(event.prompt))
             found = rank(event.tools, evidence.outcomes(), turn.terms, time.time(), thrift=THRIFT)
             turn.ranked = [each for each in found if each.tried >= settings.least]
             hopeless = {each.choice for each in turn.ranked if each.chance <= HOPELESS}
@@ -75,7 +75,7 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
             ended_well = isinstance(event, TurnEnd) and event.stop_reason in ENDED_WELL
             good = [name for name, calls in turn.calls.items() if ended_well and 2 * turn.errors[name] < calls]
             seconds = {name: round(took, 3) for name, took in turn.seconds.items()}
-            evidence.add(Outcome(event.at, turn.terms, tuple(turn.calls), tuple(good), seconds))
+            evidence.add(RecordedOutcome(event.at, turn.terms, tuple(turn.calls), tuple(good), seconds))
             turn.calls = {}
 
     return (
@@ -86,6 +86,6 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
     )
 
 
-def _said(each: Ranked) -> str:
+def _said(each: RankedChoice) -> str:
     seconds = f", {each.cost:.1f} s a turn" if each.cost else ""
     return f"{each.choice} did well {each.chance:.0%} of the time{seconds}"

@@ -26,29 +26,36 @@ from orch_protocol.session.entries import TranscriptPosition
 
 from ...system.files import cannot, cause, keep_aside, lines_backwards, open_regular, sync_folder
 from .atomic_rewrite import discard_unfinished
-from .blocks import Blocks
+from .blocks import BlockReader
 from .lock import FolderLock
-from .record_format import Chain, Sealed, seal, unseal
-from .verified_prefix import LEAST, Known, Mistaken, Stretch, known_of, remember
+from .record_format import ChecksumChain, UncheckedLine, seal, unseal
+from .verified_prefix import (
+    MIN_PREFIX_BYTES,
+    LineSpan,
+    PrefixMismatchError,
+    VerifiedPrefix,
+    read_verified_prefix,
+    write_verified_prefix,
+)
 
 __all__ = [
-    "MAX_LINE",
+    "MAX_LINE_BYTES",
     "AppendLog",
     "Damage",
     "FolderLock",
-    "Loaded",
+    "LogContents",
     "find_position",
     "last_position",
     "load",
     "newest_first",
     "objects",
     "scan",
-    "unsynced",
+    "without_fsync",
 ]
 
-MAX_LINE: Final = 64 << 20
-BLOCK: Final = 1 << 20
-OFTEN: Final = 2 << 20
+MAX_LINE_BYTES: Final = 64 << 20
+READ_BUFFER_BYTES: Final = 1 << 20
+PREFIX_NOTE_INTERVAL_BYTES: Final = 2 << 20
 """Bytes, appended to a long file since anything was noted of it, after which it is noted what is known of it."""
 
 
@@ -64,7 +71,7 @@ class Damage(Struct, frozen=True):
         return f"line {self.line}: {self.reason}"
 
 
-class Loaded(Struct, frozen=True):
+class LogContents(Struct, frozen=True):
     """What a file holds: its header (b"" if it has none), the good objects in order, the damage between them, the torn
     bytes behind them.
 
@@ -97,15 +104,15 @@ class Loaded(Struct, frozen=True):
 
 
 Take: TypeAlias = Callable[[bytes], None]
-TakeLines: TypeAlias = Callable[[bytes, Stretch], None]
+TakeLines: TypeAlias = Callable[[bytes, LineSpan], None]
 State: TypeAlias = tuple[int, int, int, int | None]
 
 
-class _Version(Struct):
+class _FileVersion(Struct):
     version: int = 0
 
 
-_version: msgspec.json.Decoder[_Version] = msgspec.json.Decoder(_Version)
+_version: msgspec.json.Decoder[_FileVersion] = msgspec.json.Decoder(_FileVersion)
 
 
 def load(
@@ -115,7 +122,7 @@ def load(
     take: Take | None = None,
     take_lines: TakeLines | None = None,
     anew: Callable[[], None] | None = None,
-) -> Loaded:
+) -> LogContents:
     """Return what the file at `path` holds. Takes no lock, changes nothing.
 
     With `take` each good object is handed to it, once all of its append is known to be there, and none is returned:
@@ -130,7 +137,7 @@ def load(
     try:
         descriptor = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
-        return Loaded(b"", [], [], b"", 0, 0, 0)
+        return LogContents(b"", [], [], b"", 0, 0, 0)
     found = b""
     objects: list[bytes] = []
     take = take or objects.append
@@ -141,16 +148,16 @@ def load(
     # Where the last whole append ends: the count of damage, the offset, the chain.
     whole = (0, 0, 0, 0)
     try:
-        with open(descriptor, "rb", buffering=BLOCK) as file:
-            first = file.readline(MAX_LINE + 64)
+        with open(descriptor, "rb", buffering=READ_BUFFER_BYTES) as file:
+            first = file.readline(MAX_LINE_BYTES + 64)
             _require_ours(path, first, header)
-            beside = known_of(path) if anew is not None else None
+            beside = read_verified_prefix(path) if anew is not None else None
             blocks = _blocks(file, first, header, beside) if take_lines is not None and header is not None else None
             if blocks is not None and take_lines is not None:
                 found = unsealed.object if (unsealed := unseal(first[:-1])) else b""
                 start, before = blocks.offset, blocks.sum
                 for block in blocks:
-                    take_lines(block, Stretch(start, blocks.offset, before, blocks.sum))
+                    take_lines(block, LineSpan(start, blocks.offset, before, blocks.sum))
                     start, before = blocks.offset, blocks.sum
                 last, whole = blocks.offset, (0, blocks.offset, blocks.chain.seq, blocks.chain.checksum)
             file.seek(last)
@@ -174,7 +181,7 @@ def load(
             damaged, end, seq, checksum = whole
             file.seek(end)
             torn = file.read(last - end)
-    except Mistaken:
+    except PrefixMismatchError:
         assert anew is not None
         anew()
         return load(path, header=header, take=take, take_lines=take_lines)
@@ -182,9 +189,9 @@ def load(
         raise cannot("read", path, error) from error
     del damage[damaged:]
     if blocks is None or blocks.offset != end or blocks.number != seq:
-        return Loaded(found, objects, damage, torn, end, seq, checksum)
+        return LogContents(found, objects, damage, torn, end, seq, checksum)
     noted = blocks.known.end if blocks.known is not None else 0
-    return Loaded(found, objects, damage, torn, end, seq, checksum, None, blocks.sum, noted)
+    return LogContents(found, objects, damage, torn, end, seq, checksum, None, blocks.sum, noted)
 
 
 def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
@@ -199,8 +206,8 @@ def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
         return
     waiting: list[bytes] = []
     try:
-        with open(descriptor, "rb", buffering=BLOCK) as file:
-            first = file.readline(MAX_LINE + 64)
+        with open(descriptor, "rb", buffering=READ_BUFFER_BYTES) as file:
+            first = file.readline(MAX_LINE_BYTES + 64)
             _require_ours(path, first, header)
             blocks = _blocks(file, first, header) if header is not None else None
             if blocks is not None:
@@ -219,23 +226,23 @@ def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
         raise cannot("read", path, error) from error
 
 
-def _blocks(file: BinaryIO, first: bytes, header: bytes, known: Known | None = None) -> Blocks | None:
+def _blocks(file: BinaryIO, first: bytes, header: bytes, known: VerifiedPrefix | None = None) -> BlockReader | None:
     """Return the blocks behind the sound header `first`, None when it is none: the file is to be read line by line."""
     sealed = unseal(first[:-1]) if first.endswith(b"\n") else None
     if sealed is None or sealed.more or not sealed.fits(0) or not first.startswith(_magic(header)):
         return None
-    return Blocks(file, first, Chain(sealed.seq, sealed.checksum), known)
+    return BlockReader(file, first, ChecksumChain(sealed.seq, sealed.checksum), known)
 
 
 def scan(
-    file: BinaryIO, chain: Chain | None = None, offset: int = 0
-) -> Iterator[tuple[int, bytes, Sealed | None, str]]:
+    file: BinaryIO, chain: ChecksumChain | None = None, offset: int = 0
+) -> Iterator[tuple[int, bytes, UncheckedLine | None, str]]:
     """Yield the lines of `file` from `offset`, where it stands: where each begins, what it is, and that taken apart.
 
     `chain` is that of the lines before. What is no good line is not taken apart; the text says why, or what else is to
     be said about the line.
     """
-    chain = chain or Chain()
+    chain = chain or ChecksumChain()
     for line in file:
         content = line[:-1]
         sealed = unseal(content) if line.endswith(b"\n") else None
@@ -282,14 +289,14 @@ def newest_first(path: Path) -> Iterator[bytes]:
     return (sealed.object for sealed in newest_sealed(path))
 
 
-def newest_sealed(path: Path) -> Iterator[Sealed]:
+def newest_sealed(path: Path) -> Iterator[UncheckedLine]:
     """Yield the checked lines of the file at `path`, the last one first, reading no more of it than is asked for.
 
     An unfinished append at the end, and every line that does not fit the one before it, is passed over. A missing file
     holds nothing. Raises StoreError when the file cannot be read.
     """
     finished = False
-    after: Sealed | None = None
+    after: UncheckedLine | None = None
     for line in lines_backwards(path):
         sealed = unseal(line)
         if after is not None and after.fits(sealed.checksum if sealed else 0):
@@ -325,12 +332,12 @@ class AppendLog:
     For one thread; `sync` alone may run in another beside `append`.
     """
 
-    # What tests of faults replace, and `unsynced`.
+    # What tests of faults replace, and `without_fsync`.
     _write: Callable[[int, bytes | memoryview], int] = staticmethod(os.write)
     _fdatasync: Callable[[int], None] = staticmethod(getattr(os, "fdatasync", os.fsync))  # macOS has none
     _sync_folder: Callable[[Path], None] = staticmethod(sync_folder)
 
-    def __init__(self, path: Path, descriptor: int, durability: Durability, loaded: Loaded) -> None:
+    def __init__(self, path: Path, descriptor: int, durability: Durability, loaded: LogContents) -> None:
         self.path = path
         self.on_dirty: Callable[[], None] | None = None
         """Called at the first append after a `sync`, or the opening, that leaves bytes unsynced."""
@@ -357,7 +364,7 @@ class AppendLog:
         take: Take | None = None,
         take_lines: TakeLines | None = None,
         anew: Callable[[], None] | None = None,
-    ) -> tuple[AppendLog, Loaded]:
+    ) -> tuple[AppendLog, LogContents]:
         """Open or create the file at `path`, mode 0600; return the log and what the file held already.
 
         `header`, an encoded object, becomes the first line of a new file and is what an old one is known by; for that,
@@ -425,14 +432,16 @@ class AppendLog:
         if not objects:
             return
         for object in objects:
-            if len(object) > MAX_LINE:
-                raise StoreError(f"cannot append to {self.path}: a line of {len(object)} bytes, the most is {MAX_LINE}")
+            if len(object) > MAX_LINE_BYTES:
+                raise StoreError(
+                    f"cannot append to {self.path}: a line of {len(object)} bytes, the most is {MAX_LINE_BYTES}"
+                )
             if len(object) < 3 or object[:1] != b"{" or object[-1:] != b"}" or b"\n" in object:
                 raise StoreError(f"cannot append to {self.path}: not a JSON object on one line: {object[:40]!r}")
         end, seq, checksum, sum = self._state
         data, seq, checksum = seal(objects, seq, checksum)
         self._commit(data, (end + len(data), seq, checksum, crc32(data, sum) if sum is not None else None))
-        if end - self._noted >= OFTEN:
+        if end - self._noted >= PREFIX_NOTE_INTERVAL_BYTES:
             self._note()  # for whoever opens the file when this process was killed
         if sync or self._each:
             self.sync()
@@ -480,8 +489,8 @@ class AppendLog:
     def _note(self) -> None:
         """Note what is known of a long file, if that is much more than was noted of it."""
         end, seq, checksum, sum = self._state
-        if sum is not None and end - self._noted >= LEAST and not self.fault:
-            remember(self.path, Known(end, seq, checksum, sum))
+        if sum is not None and end - self._noted >= MIN_PREFIX_BYTES and not self.fault:
+            write_verified_prefix(self.path, VerifiedPrefix(end, seq, checksum, sum))
             self._noted = end
 
     def _require_usable(self) -> None:
@@ -514,7 +523,7 @@ class AppendLog:
 
 
 @contextmanager
-def unsynced() -> Iterator[None]:
+def without_fsync() -> Iterator[None]:
     """Let no log of this process wait for the disk meanwhile: for files that are removed before anybody reads them."""
     fdatasync, folder = AppendLog._fdatasync, AppendLog._sync_folder
     AppendLog._fdatasync = AppendLog._sync_folder = staticmethod(lambda _: None)

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from ...system.files import cannot, sync_folder
-from .record_format import Sealed, seal, unseal
+from .record_format import UncheckedLine, seal, unseal
 
-__all__ = ["Rewriting", "discard_unfinished", "rewriting"]
+__all__ = ["LogRewrite", "discard_unfinished", "rewriting"]
 
 SUFFIX: Final = ".new"
 BUFFER: Final = 1 << 20
 
 
-class Rewriting:
+class LogRewrite:
     """The new file, in which lines follow each other in a chain of their own. Made by `rewriting`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -34,7 +34,7 @@ class Rewriting:
         self._seq = 0
         self._checksum = 0
 
-    def append(self, object: bytes, like: Sealed) -> None:
+    def append(self, object: bytes, like: UncheckedLine) -> None:
         """Write an encoded JSON object on the line that was `like`. Raises OSError."""
         # Numbers stay, also where some are missing: by them a damaged line is told from one that follows lost ones.
         self._put(self._sealed(object, like.seq, more=like.more))
@@ -79,12 +79,12 @@ class Rewriting:
             data = data[written:]
 
 
-def _unsealed(line: bytes) -> Sealed | None:
+def _unsealed(line: bytes) -> UncheckedLine | None:
     return unseal(line[:-1]) if line.endswith(b"\n") else None
 
 
 @contextmanager
-def rewriting(path: Path) -> Iterator[Rewriting]:
+def rewriting(path: Path) -> Iterator[LogRewrite]:
     """Yield what becomes the file at `path` when the block is over, durably; after an error the old one stays.
 
     For the owner of the folder. Raises StoreError when the new file cannot be written or put in place.
@@ -96,7 +96,7 @@ def rewriting(path: Path) -> Iterator[Rewriting]:
     except OSError as error:
         raise cannot("write", beside, error) from error
     try:
-        new = Rewriting(beside, descriptor)
+        new = LogRewrite(beside, descriptor)
         yield new
         new.flush()
         os.fsync(descriptor)

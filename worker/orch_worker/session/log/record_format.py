@@ -15,7 +15,7 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-__all__ = ["END_BYTES", "UNCHECKED", "Chain", "Sealed", "seal", "sealed_at", "unseal"]
+__all__ = ["END_BYTES", "UNCHECKED", "ChecksumChain", "UncheckedLine", "seal", "sealed_at", "unseal"]
 
 UNCHECKED: Final = "follows lost lines, so that it cannot be checked"
 MORE: Final = b',"m":1'
@@ -27,7 +27,7 @@ _STATED = re.compile(rb'"c":"([0-9a-f]{8})"')
 _END = re.compile(rb'"s":([0-9]{1,18})(?:,"m":1)?,"c":"([0-9a-f]{8})"}\n\Z')
 
 
-class Sealed(Struct, frozen=True, gc=False):
+class UncheckedLine(Struct, frozen=True, gc=False):
     """A line of our shape, its checksum not yet looked at.
 
     `body` is what the checksum covers, `end` where the object's own bytes end in it, `stated` the checksum as written.
@@ -69,14 +69,14 @@ def seal(objects: Sequence[bytes], seq: int, checksum: int, *, more: bool = Fals
     return b"".join(lines), seq, checksum
 
 
-def unseal(line: bytes) -> Sealed | None:
+def unseal(line: bytes) -> UncheckedLine | None:
     """Return `line` (without its newline) taken apart, or None when it is not of our shape."""
     at = sealed_at(line, 0, len(line))
     if at < 0:
         return None
     body = line[:-16]
     more = body.endswith(MORE)
-    return Sealed(body, at, int(body[at + 5 : len(body) - len(MORE) * more]), line[-10:-2], more)
+    return UncheckedLine(body, at, int(body[at + 5 : len(body) - len(MORE) * more]), line[-10:-2], more)
 
 
 def sealed_at(data: bytes, start: int, stop: int) -> int:
@@ -98,7 +98,7 @@ def sealed_at(data: bytes, start: int, stop: int) -> int:
     return at if at > start and data[at + 5 : end].isdigit() else -1
 
 
-class Chain:
+class ChecksumChain:
     """Follows a file line by line: which line is good, and what the next one's checksum may be seeded with.
 
     `seq` and `checksum` are those of the last good line.
@@ -111,12 +111,12 @@ class Chain:
         self._expected = seq + 1
 
     @classmethod
-    def after(cls, before: bytes) -> Chain:
+    def after(cls, before: bytes) -> ChecksumChain:
         """Return the chain that goes on behind `before`, the end of the line before (its newline included)."""
         stated = _END.search(before)
         return cls(int(stated[1]), int(stated[2], 16)) if stated else cls()
 
-    def take(self, line: bytes, sealed: Sealed | None) -> tuple[bool, str]:
+    def take(self, line: bytes, sealed: UncheckedLine | None) -> tuple[bool, str]:
         """Return whether `line`, `sealed` by `unseal`'s word, is good; and what is to be said about it, mostly ""."""
         if sealed is None:
             self._suspect(_STATED.findall(line[-40:]))
@@ -135,7 +135,7 @@ class Chain:
         self._accept(sealed)
         return True, UNCHECKED
 
-    def _accept(self, sealed: Sealed) -> None:
+    def _accept(self, sealed: UncheckedLine) -> None:
         self.seq, self.checksum = sealed.seq, sealed.checksum
         self._seeds, self._expected = (self.checksum,), sealed.seq + 1
 

@@ -22,17 +22,24 @@ from orch_protocol.core.errors import StoreError
 
 from ...system.files import bytes_of, cannot, open_regular
 
-__all__ = ["LEAST", "Known", "Mistaken", "Stretch", "known_of", "remember"]
+__all__ = [
+    "MIN_PREFIX_BYTES",
+    "LineSpan",
+    "PrefixMismatchError",
+    "VerifiedPrefix",
+    "read_verified_prefix",
+    "write_verified_prefix",
+]
 
-LEAST: Final = 1 << 20
+MIN_PREFIX_BYTES: Final = 1 << 20
 """Bytes: of a shorter file, or for fewer bytes more, nothing is noted."""
 
 
-class Mistaken(Exception):
+class PrefixMismatchError(Exception):
     """The file is not what is known of it."""
 
 
-class Known(Struct, frozen=True):
+class VerifiedPrefix(Struct, frozen=True):
     """The first `end` bytes of a file are whole, sound lines and have the CRC-32 `sum`.
 
     The last of the lines has the number `seq` and states `checksum`.
@@ -44,7 +51,7 @@ class Known(Struct, frozen=True):
     sum: int
 
 
-class Stretch(Struct, frozen=True, gc=False):
+class LineSpan(Struct, frozen=True, gc=False):
     """Sound lines from `start` to `stop` of a file, all of which up to there has the CRC-32 `before`, and `after`."""
 
     start: int
@@ -64,20 +71,20 @@ class Stretch(Struct, frozen=True, gc=False):
         return lines
 
 
-_decoder = msgspec.json.Decoder(Known)
+_decoder = msgspec.json.Decoder(VerifiedPrefix)
 
 
-def known_of(path: Path) -> Known | None:
+def read_verified_prefix(path: Path) -> VerifiedPrefix | None:
     """Return what is known of the file at `path`, None: nothing."""
     try:
-        return _decoder.decode(bytes_of(_beside(path)))
+        return _decoder.decode(bytes_of(_note_path(path)))
     except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
 
 
-def remember(path: Path, known: Known) -> None:
+def write_verified_prefix(path: Path, known: VerifiedPrefix) -> None:
     """Note what is known of the file at `path`; where that cannot be, its lines are looked at again next time."""
-    beside = _beside(path)
+    beside = _note_path(path)
     fresh = beside.with_name(f"{beside.name}.new")
     try:
         # Whatever is there in its place is neither followed nor waited for: what is appended does not wait for a note.
@@ -91,5 +98,5 @@ def remember(path: Path, known: Known) -> None:
             fresh.unlink()
 
 
-def _beside(path: Path) -> Path:
+def _note_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.known")

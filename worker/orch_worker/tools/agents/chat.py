@@ -10,8 +10,8 @@ from orch_protocol.services.models import FIND_MODEL, LIST_MODELS
 
 from ...backends.registry import make_backend
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
-from ..dispatch.budget_client import Purse
-from ..dispatch.rate_limit_client import Gate
+from ..dispatch.budget_client import BudgetClient
+from ..dispatch.rate_limit_client import RateLimitClient
 
 __all__ = ["chat", "list_models"]
 
@@ -31,10 +31,10 @@ async def chat(context: ToolContext, prompt: str, model: str | None = None, syst
     if not prompt.strip():
         raise ToolError("The prompt is empty: say what the model is to answer.")
     spec = await context.call_root(FIND_MODEL, FindModel(model), context.seconds)
-    backend = make_backend(spec, context.keys, context.own(Gate))
+    backend = make_backend(spec, context.keys, context.own(RateLimitClient))
     backend.append_system(system or "", ())
     backend.append_user(user(prompt).content)
-    purse = context.own(Purse)
+    purse = context.own(BudgetClient)
     try:
         hold = await purse.reserve(backend)
         turn = await purse.response(backend, hold)

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from orch_protocol.agent.plan import TaskStatus
 
-from ...session.plan import Agenda, listed, made, updated
+from ...session.plan import TaskList, listed, made, updated
 from ..api.base import ToolContext, ToolError, tool
 
 __all__ = ["exit_plan_mode", "task_create", "task_update"]
@@ -76,6 +76,6 @@ async def task_update(context: ToolContext, index: int, status: TaskStatus) -> s
     return listed(agenda.tasks)
 
 
-def _agenda(context: ToolContext) -> Agenda:
+def _agenda(context: ToolContext) -> TaskList:
     assert context.agenda is not None  # else the tools are not available
     return context.agenda

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import BudgetExceededError, ConcurrencyLimitError, DepthCapError, QueryTimeoutError
 from orch_protocol.core.messages import Reply
-from orch_protocol.core.taint import passed_on
+from orch_protocol.core.taint import inherited_labels
 from orch_protocol.services.requests import (
     COLLECT,
     KILL,
@@ -22,7 +22,7 @@ from orch_protocol.services.requests import (
     WAIT,
     Collect,
     Kill,
-    List,
+    ListAgents,
     QueryAgent,
     Spawn,
     Wait,
@@ -145,7 +145,7 @@ async def wait_subagents(
 @tool(category="agents")
 async def list_subagents(context: ToolContext) -> str:
     """List the agents you can ask: id, name, status, task."""
-    rows = await _ask(context, LIST_AGENTS, List())
+    rows = await _ask(context, LIST_AGENTS, ListAgents())
     return "\n".join(
         _json({"id": row.id, "name": row.name, "status": row.status, "task": row.task[:MAX_TASK_SHOWN]}) for row in rows
     ) or ("There are no subagents.")
@@ -188,7 +188,7 @@ async def _answer(context: ToolContext, asked: QueryAgent | Collect, return_name
         from ..values.values import adopted  # by those who ask for a value
 
         text = f"{text}\n\n{await adopted(context, reply.id, return_name, local=reply.local)}"
-    return ToolOutput(text, local=reply.local, marks=passed_on(reply.marks, reply.id))
+    return ToolOutput(text, local=reply.local, marks=inherited_labels(reply.marks, reply.id))
 
 
 async def _ask(context: ToolContext, service: Service[P, R], params: P) -> R:

@@ -20,23 +20,23 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Usage
 from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.sandbox import SandboxSpec
-from orch_protocol.core.taint import BITS, Bit, Mark
+from orch_protocol.core.taint import BITS, Bit, TaintLabel
 from orch_protocol.core.workspace import Artifact
 from orch_protocol.resources.memory import Note, NoteSource
 from orch_protocol.services.requests import RUN_TOOL, RunTool
 from orch_protocol.services.service import Service
 
-from ...policy.taint import Marks
-from ...session.plan import Agenda
+from ...policy.taint import TaintLabels
+from ...session.plan import TaskList
 from ...system.threads import ASIDE
 from .root_client import CallRoot
-from .tool_state import Belongings
+from .tool_state import ToolState
 
 if TYPE_CHECKING:
-    from ...policy.file_filter import Sieve
+    from ...policy.file_filter import FileFilter
 
 __all__ = [
-    "Keys",
+    "ApiKeys",
     "MemoryNotes",
     "PinnableArtifacts",
     "SkillsInUse",
@@ -90,7 +90,7 @@ async def _no_root(service: Service[P, R], params: P, seconds: float | None = No
     raise ToolError(f"cannot call {service.name!r}: this tool runs without a root")
 
 
-class Keys(dict[str, str]):
+class ApiKeys(dict[str, str]):
     """Secrets by the names of their variables. Shows how many, never which."""
 
     def __repr__(self) -> str:
@@ -119,10 +119,10 @@ class ToolContext(Struct, frozen=True):
     seconds: float = 120.0
     call_root: CallRoot = _no_root
     folder: Path | None = None
-    keys: Keys = field(default_factory=Keys)
+    keys: ApiKeys = field(default_factory=ApiKeys)
     archives: bool = False
-    agenda: Agenda | None = None
-    marks: Marks | None = None
+    agenda: TaskList | None = None
+    marks: TaintLabels | None = None
     sandbox: SandboxSpec = SandboxSpec()
     policy: PolicyConfig = PolicyConfig()
     approved: bool = False
@@ -131,7 +131,7 @@ class ToolContext(Struct, frozen=True):
     workbench: PinnableArtifacts | None = None
     orch_folders: tuple[str, ...] = ()
     in_process: bool = False
-    belongings: Belongings = field(default_factory=Belongings)
+    belongings: ToolState = field(default_factory=ToolState)
 
     @property
     def granted(self) -> frozenset[str]:
@@ -139,14 +139,14 @@ class ToolContext(Struct, frozen=True):
         found: frozenset[str] = self.belongings.get("granted", frozenset)
         return found
 
-    def sieve(self, tool: str, start: Path) -> Sieve | None:
+    def sieve(self, tool: str, start: Path) -> FileFilter | None:
         """Return what says of each file that `tool` comes upon on its way down from `start` whether to pass it over;
         None where no rule is about any. Looks at the disk."""
-        found: Sieve | None = self.belongings.get("sieve", lambda: lambda *_: None)(tool, str(start))
+        found: FileFilter | None = self.belongings.get("sieve", lambda: lambda *_: None)(tool, str(start))
         return found
 
     @property
-    def told(self) -> tuple[Mark, ...]:
+    def told(self) -> tuple[TaintLabel, ...]:
         """What the agent's conversation holds, which whoever it tells something of it holds then, too."""
         return self.marks.content if self.marks is not None else ()
 
@@ -168,7 +168,7 @@ class ToolOutput(Struct, frozen=True):
     usage: Usage = Usage()
     local: bool = False
     origin: str | None = None
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
 
 
 Available = Callable[[ToolContext], bool]

@@ -8,9 +8,9 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from orch_protocol.services.service import Service
-from orch_protocol.wire.tool_events import Called
+from orch_protocol.wire.tool_events import CallReport
 
-__all__ = ["CallRoot", "Root"]
+__all__ = ["CallRoot", "RootClient"]
 
 P = TypeVar("P", bound=Struct)
 R = TypeVar("R")
@@ -22,7 +22,7 @@ class CallRoot(Protocol):
     def __call__(self, service: Service[P, R], params: P, seconds: float | None = None) -> Awaitable[R]: ...
 
 
-class Root(Protocol):
+class RootClient(Protocol):
     """What an agent can say to its root."""
 
     def report(self, phase: str, detail: str, step: int) -> None:
@@ -34,7 +34,7 @@ class Root(Protocol):
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
         """Tell what happened in a turn, if somebody watches it or comes to."""
 
-    def called(self, query_id: str, called: Called) -> None:
+    def called(self, query_id: str, called: CallReport) -> None:
         """Tell what became of a call in a turn whose calls somebody observes."""
 
     def heard(self, steer_id: str) -> None:

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["Belongings"]
+__all__ = ["ToolState"]
 
 T = TypeVar("T")
 
 
-class Belongings:
+class ToolState:
     """One object of each kind, made when first asked for; what has a `close` is closed with the agent."""
 
     def __init__(self) -> None:

@@ -8,14 +8,21 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from orch_protocol.core.budget import Amounts, Reserve, Reserved, Settle, Spent, amounts_of
+from orch_protocol.core.budget import (
+    BudgetAmounts,
+    BudgetReservationResult,
+    ReserveBudget,
+    SettleBudget,
+    SideSpending,
+    amounts_of,
+)
 from orch_protocol.core.messages import Usage
 from orch_protocol.services.budgets import RECORD_USAGE, RESERVE_BUDGET, SETTLE_BUDGET
 
-from ...backends.base import NOTHING, AssistantTurn, Backend, Quote, lost_by
+from ...backends.base import NOTHING, AssistantTurn, Backend, CostEstimate, lost_by
 from ..api.base import ToolContext
 
-__all__ = ["FREE", "Hold", "Purse"]
+__all__ = ["FREE", "BudgetClient", "BudgetReservation"]
 
 SHORTEST_CALL = 1.0
 """Seconds that a tool gets at least, or it is not called."""
@@ -23,7 +30,7 @@ MOST_CALLS = 10.0
 """Most calls of tools take no longer than so many seconds."""
 
 
-class Hold(Struct, frozen=True):
+class BudgetReservation(Struct, frozen=True):
     """What was put aside. `why` tells, if it is less than was asked for, of what it is a part.
 
     `settle` is to be called once, with what was used, when that is on record. `seconds` is how long a tool may run,
@@ -35,10 +42,10 @@ class Hold(Struct, frozen=True):
     seconds: float | None = None
 
 
-FREE: Final = Hold(lambda _: None)
+FREE: Final = BudgetReservation(lambda _: None)
 
 
-class Purse:
+class BudgetClient:
     """What the agent may use, kept by its root. `budgeted` says which kinds of amounts are counted in this turn."""
 
     def __init__(self, context: ToolContext) -> None:
@@ -65,7 +72,7 @@ class Purse:
         lost, self._lost = self._lost, NOTHING
         return lost
 
-    async def reserve(self, backend: Backend, *, beside: bool = False) -> Hold:
+    async def reserve(self, backend: Backend, *, beside: bool = False) -> BudgetReservation:
         """Put aside what the next response of `backend` may take, which it then holds to; `beside`: not for a turn.
 
         Waits while others hold what it needs. Raises BudgetExceededError when there is too little, ConfigError when
@@ -79,9 +86,9 @@ class Purse:
         if reserved is None:
             return FREE
         backend.most = reserved.amounts
-        return Hold(lambda usage: self._settle(reserved.id, usage), reserved.why)
+        return BudgetReservation(lambda usage: self._settle(reserved.id, usage), reserved.why)
 
-    async def response(self, backend: Backend, hold: Hold) -> AssistantTurn:
+    async def response(self, backend: Backend, hold: BudgetReservation) -> AssistantTurn:
         """Return the next response of `backend`, for which `hold` was put aside and is settled once that is on record.
 
         When there is none, `hold` is settled with what was lost.
@@ -92,11 +99,11 @@ class Purse:
             hold.settle(self.lose(backend))
             raise
 
-    def spend(self, usage: Usage, hold: Hold) -> None:
+    def spend(self, usage: Usage, hold: BudgetReservation) -> None:
         """Let what a response took that is no turn's be on record, and then settle `hold`. Nobody waits for that."""
         self._begin(self._spend(usage, hold))
 
-    async def reserve_call(self, seconds: float | None) -> Hold:
+    async def reserve_call(self, seconds: float | None) -> BudgetReservation:
         """Put aside what a call of a tool may take that has so many seconds, None: whose time is not counted.
 
         Waits while others hold what it needs. Raises BudgetExceededError when there is too little.
@@ -104,46 +111,46 @@ class Purse:
         if not self.budgeted & {"tool_calls", "tool_seconds"}:
             return FREE
         least, enough, most = (
-            Amounts(tool_seconds=min(bound, seconds)) if seconds is not None else Amounts()
+            BudgetAmounts(tool_seconds=min(bound, seconds)) if seconds is not None else BudgetAmounts()
             for bound in (SHORTEST_CALL, MOST_CALLS, seconds or 0.0)
         )
-        reserved = await self._reserve(Quote(least, enough, most).with_calls(tool_calls=1))
+        reserved = await self._reserve(CostEstimate(least, enough, most).with_calls(tool_calls=1))
         if reserved is None:
             return FREE
         within = reserved.amounts.tool_seconds if seconds is not None and "tool_seconds" in self.budgeted else None
-        return Hold(lambda usage: self._settle(reserved.id, usage), reserved.why, within)
+        return BudgetReservation(lambda usage: self._settle(reserved.id, usage), reserved.why, within)
 
     async def settled(self) -> None:
         """Wait until the root has heard of all that was settled, and has told what is `low`."""
         while self._settling:
             await asyncio.wait(list(self._settling))
 
-    async def _reserve(self, quote: Quote, *, beside: bool = False) -> Reserved | None:
+    async def _reserve(self, quote: CostEstimate, *, beside: bool = False) -> BudgetReservationResult | None:
         """Return what was put aside, None when nobody counts any of it."""
         least, enough, most = (each.only(self.budgeted) for each in (quote.least, quote.enough, quote.most))
-        if most == Amounts():
+        if most == BudgetAmounts():
             return None
         await self.settled()
-        return await self._call_root(RESERVE_BUDGET, Reserve(least, enough, most, beside))
+        return await self._call_root(RESERVE_BUDGET, ReserveBudget(least, enough, most, beside))
 
     def _settle(self, id: str, usage: Usage) -> None:
         # Nobody waits for the answer but the next response: what tools ask of the root is asked behind it anyway.
-        self._begin(self._tell(Settle(id, amounts_of(usage).only(self.budgeted))))
+        self._begin(self._tell(SettleBudget(id, amounts_of(usage).only(self.budgeted))))
 
     def _begin(self, telling: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(telling)
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
-    async def _spend(self, usage: Usage, hold: Hold) -> None:
+    async def _spend(self, usage: Usage, hold: BudgetReservation) -> None:
         try:
-            await self._call_root(RECORD_USAGE, Spent(usage))
+            await self._call_root(RECORD_USAGE, SideSpending(usage))
         except Exception as error:
             print(f"not on record yet: {error}", flush=True)
             self.owe(usage)
         hold.settle(usage)
 
-    async def _tell(self, settle: Settle) -> None:
+    async def _tell(self, settle: SettleBudget) -> None:
         try:
             settled = await self._call_root(SETTLE_BUDGET, settle)
             self.low = settled.low

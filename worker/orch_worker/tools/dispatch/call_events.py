@@ -9,19 +9,19 @@ from typing import Final
 from orch_protocol.core.messages import ToolUse
 from orch_protocol.core.policy import Verdict
 from orch_protocol.core.text import scrub
-from orch_protocol.wire.tool_events import Called, CallOutcome
+from orch_protocol.wire.tool_events import CallOutcome, CallReport
 
-__all__ = ["TASKS", "Account", "Observe"]
+__all__ = ["TASKS", "CallReporter", "Observe"]
 
 SHOWN: Final = 2000
 TASKS: Final = "tasks"
 """The category of tools whose calls are about the agent's tasks."""
 
-Observe = Callable[[Called], None]
+Observe = Callable[[CallReport], None]
 """Told of what became of a call. Must not raise."""
 
 
-class Account:
+class CallReporter:
     """Tells `observe`, if there is anybody, of `call`. `digest` says which very call it is."""
 
     def __init__(self, call: ToolUse, category: str, observe: Observe | None, digest: Callable[[], str]) -> None:
@@ -79,7 +79,7 @@ class Account:
         ended = success is not None and self._began is not None
         elapsed = (self._returned or asyncio.get_running_loop().time()) - (self._began or 0.0)
         self._observe(
-            Called(
+            CallReport(
                 outcome,
                 self._call.name,
                 scrub(self._call.input),

@@ -13,20 +13,30 @@ from orch_protocol.core.approval import ApproveCall, digest_of
 from orch_protocol.core.errors import ConfigError, OrchError, StoreError
 from orch_protocol.core.messages import ToolUse
 from orch_protocol.core.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
-from orch_protocol.core.taint import Bit, Mark, bits_in
+from orch_protocol.core.taint import Bit, TaintLabel, bits_in
 from orch_protocol.services.approvals import EVALUATE_POLICY, REQUEST_APPROVAL
 from orch_protocol.wire.tool_events import CallOutcome
 
-from ...policy.file_filter import Sieve
+from ...policy.file_filter import FileFilter
 from ...policy.path_rules import grounds_of, meant, places_of, start_of, where_of
-from ...policy.policy_callback import Opinion, named
-from ...policy.rules import RECURSIVE, Call, Grounds, Place, at_hand, judge, operation_of, passed_over, strictest
-from ...policy.taint import CODE, WEB, Nature, judge_taint, marked, marks_of, nature_of, trusts
+from ...policy.policy_callback import PolicyCallback, named
+from ...policy.rules import (
+    RECURSIVE,
+    JudgedCall,
+    NamedPath,
+    ResolvedRules,
+    at_hand,
+    judge,
+    operation_of,
+    passed_over,
+    strictest,
+)
+from ...policy.taint import CODE, WEB, CallTaint, judge_taint, marked, marks_of, nature_of, trusts
 from ...session.interruption_notes import denied, not_approved, not_yet, rehearsed
 from ..api.base import ToolContext, ToolError, ToolOutput
-from .local_only import Locality
+from .local_only import LocalOnlyGuard
 
-__all__ = ["Guard", "Ruling"]
+__all__ = ["Guard", "GuardDecision"]
 
 PATIENCE_SECONDS: Final = 10.0
 RECORD: Final = ".written.json"
@@ -37,7 +47,7 @@ WITH_CREDENTIALS: Final = Verdict("ask", "any", "the command can read credential
 Judge: TypeAlias = Callable[[PolicyCall], Awaitable[Verdict]]
 
 
-class Ruling(Struct, frozen=True):
+class GuardDecision(Struct, frozen=True):
     """What is to become of a call: it runs (`start`), or not, and then the model is `told` so.
 
     `approved`: a person or approver said yes to this very call.
@@ -56,7 +66,7 @@ class Guard:
     Raises ConfigError when the rules name a function that cannot be imported.
     """
 
-    def __init__(self, spec: PolicySpec, context: ToolContext, locality: Locality) -> None:
+    def __init__(self, spec: PolicySpec, context: ToolContext, locality: LocalOnlyGuard) -> None:
         self._where = where_of(context.cwd, context.env)
         self._context, self._judges = context, _judges(spec, context)
         self._call_root, self._seconds = context.call_root, spec.rules.approval_seconds
@@ -68,7 +78,7 @@ class Guard:
         self._dry_run = spec.rules.dry_run
         self._personal = False
         self._taint = spec.rules.taint
-        self._natures: dict[str, tuple[Nature, bool]] = {}
+        self._natures: dict[str, tuple[CallTaint, bool]] = {}
         """What the calls that were judged bring, by id, and whether that is too much."""
         self.said: Mapping[str, tuple[Bit, ...] | None] = {}
         """What tools say that they bring, by name."""
@@ -88,7 +98,7 @@ class Guard:
         there = meant(places) if places is not None else None
         grounds = self._grounds()
         start = start_of(call.name, call.input, self._where)
-        judged = Call(call.name, (*(places or ()), *(there or ())), self._personal, self._planning, start)
+        judged = JudgedCall(call.name, (*(places or ()), *(there or ())), self._personal, self._planning, start)
         verdict = judge(judged, grounds)
         said = self.said.get(call.name)
         nature = nature_of(judged, call.input, said, grounds, self._taint, self._context.sandbox)
@@ -137,7 +147,7 @@ class Guard:
             far += "; a yes lets it go to one that is elsewhere"
         return strictest((verdict, Verdict(self._no_local_model, "local", far)), verdict.data), False
 
-    async def rule(self, call: ToolUse, verdict: Verdict, *, approved: bool = False) -> Ruling:
+    async def rule(self, call: ToolUse, verdict: Verdict, *, approved: bool = False) -> GuardDecision:
         """Return what is to become of `call`, which was judged so. Asks the root where a person is to say that.
 
         What was approved is what runs: arguments, or places that they lead to, that are others by then are refused.
@@ -146,25 +156,27 @@ class Guard:
         """
         verdict, stays = await self.placed(await self.heard(call, verdict))
         if self._dry_run:
-            return Ruling("dry_run", verdict, rehearsed(call.name, verdict), verdict.reason)
+            return GuardDecision("dry_run", verdict, rehearsed(call.name, verdict), verdict.reason)
         outcome, why, by_user = await self._asked(call, verdict, approved=approved)
         if outcome == "start" and stays and (elsewhere := await self._locality.bind()):
             outcome, why = "deny", f"what it brings is for a model on this machine: {elsewhere}"
         started = outcome == "start"
-        return Ruling(outcome, verdict, "" if started else self._no(call, why), why, approved=started and by_user)
+        return GuardDecision(
+            outcome, verdict, "" if started else self._no(call, why), why, approved=started and by_user
+        )
 
     def begins(self, call: ToolUse) -> None:
         """Put on record that `call`, which was judged, begins to act, if it does. Raises StoreError."""
         if self._context.marks is not None and call.id in self._natures:
             self._context.marks.note(marks_of(call.name, self._natures[call.id][0], done=False))
-        nature = self._natures.get(call.id, (Nature(), False))[0]
+        nature = self._natures.get(call.id, (CallTaint(), False))[0]
         # Code may read something and write it down in one call.
         if self._record is not None and call.name in CODE and (self._content or nature.brings):
             self._began[call.id] = time.time_ns()
 
-    def brought(self, call: ToolUse, output: ToolOutput) -> tuple[Mark, ...]:
+    def brought(self, call: ToolUse, output: ToolOutput) -> tuple[TaintLabel, ...]:
         """Put on record what `output`, that of `call`, brings into the conversation; return it. Raises StoreError."""
-        nature, _ = self._natures.pop(call.id, (Nature(), False))
+        nature, _ = self._natures.pop(call.id, (CallTaint(), False))
         if output.origin is not None or (call.name in WEB and output.is_error):
             # Where it came from in the end; and without an answer nobody else has said anything.
             if output.origin and not trusts(output.origin, self._taint):
@@ -232,7 +244,7 @@ class Guard:
             return "deny", "its arguments, or what they lead to, changed after it was approved", False
         return "start", "", not said.by_pattern
 
-    def _grounds(self) -> Grounds:
+    def _grounds(self) -> ResolvedRules:
         grounds = grounds_of(self._spec, self._where)
         if self._record is not None and self._record.exists():
             from ...policy.taint import added  # only where somebody wrote something that is followed
@@ -240,23 +252,23 @@ class Guard:
             grounds = added(grounds, self._record)
         return grounds
 
-    def _sieve(self, tool: str, start: str) -> Sieve | None:
+    def _sieve(self, tool: str, start: str) -> FileFilter | None:
         grounds = self._grounds()
-        begins = Place(start, start)
-        call = Call(tool, (begins,), start=begins if tool in RECURSIVE else None)
+        begins = NamedPath(start, start)
+        call = JudgedCall(tool, (begins,), start=begins if tool in RECURSIVE else None)
         away = passed_over(grounds, call, start)
         brings = {bit: at for bit, rules in marked(grounds).items() if (at := at_hand(rules, start))}
         if not away and not brings:
             return None
         there = nature_of(call, {}, None, grounds, self._taint).brings | bits_in(self._held)
-        return Sieve(tool, away, brings, there, bounded=self._taint.mode != "off")
+        return FileFilter(tool, away, brings, there, bounded=self._taint.mode != "off")
 
     @property
-    def _held(self) -> tuple[Mark, ...]:
+    def _held(self) -> tuple[TaintLabel, ...]:
         return self._context.marks.held if self._context.marks is not None else ()
 
     @property
-    def _content(self) -> tuple[Mark, ...]:
+    def _content(self) -> tuple[TaintLabel, ...]:
         return self._context.marks.content if self._context.marks is not None else ()
 
     @property
@@ -286,7 +298,7 @@ class Guard:
     def _paths(self, call: ToolUse) -> tuple[str, ...]:
         return tuple(sorted({place.real for place in self._places(call) or ()}))
 
-    def _places(self, call: ToolUse) -> tuple[Place, ...] | None:
+    def _places(self, call: ToolUse) -> tuple[NamedPath, ...] | None:
         return places_of(call.name, call.input, self._where)
 
 
@@ -294,7 +306,7 @@ def _judges(spec: PolicySpec, context: ToolContext) -> Sequence[Judge]:
     """Return what asks the user's functions: the one that is configured, and the one in the root."""
     found: list[Judge] = []
     if spec.rules.function is not None:
-        opinion = Opinion(named(spec.rules.function))
+        opinion = PolicyCallback(named(spec.rules.function))
         found.append(lambda call: opinion.of(call, spec.rules))
 
     async def ask_root(call: PolicyCall) -> Verdict:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from orch_protocol.agent.models import Localise
+from orch_protocol.agent.models import RestrictToLocal
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import OrchError
 from orch_protocol.services.models import RESTRICT_TO_LOCAL
@@ -15,12 +15,12 @@ from ...backends.registry import is_remote
 from ..api.base import ToolError
 from ..api.root_client import CallRoot
 
-__all__ = ["Locality"]
+__all__ = ["LocalOnlyGuard"]
 
 LOOK_SECONDS: Final = 30.0
 
 
-class Locality:
+class LocalOnlyGuard:
     """Binds the conversation of the agent that `spec` describes to models of this machine, for good.
 
     The root says which one, and remembers it; `move` lets it answer from the next request on.
@@ -43,7 +43,7 @@ class Locality:
         if not self._is_remote:
             return "", ""
         try:
-            backend = await self._call_root(RESTRICT_TO_LOCAL, Localise(look=True), LOOK_SECONDS)
+            backend = await self._call_root(RESTRICT_TO_LOCAL, RestrictToLocal(look=True), LOOK_SECONDS)
         except (OrchError, ToolError) as error:
             return "", str(error)
         return f"{backend.provider}:{backend.model}", ""
@@ -54,7 +54,7 @@ class Locality:
             if self.bound and not self._is_remote:
                 return ""
             try:
-                backend = await self._call_root(RESTRICT_TO_LOCAL, Localise(), LOOK_SECONDS)
+                backend = await self._call_root(RESTRICT_TO_LOCAL, RestrictToLocal(), LOOK_SECONDS)
                 await self._move(backend)
             except (OrchError, ToolError) as error:
                 return str(error)

@@ -25,14 +25,14 @@ __all__ = [
     "NOTES",
     "PRESETS",
     "RECALL",
-    "Builtin",
+    "BuiltinTool",
     "load",
     "make_toolbox",
     "resolve",
 ]
 
 
-class Builtin(Struct, frozen=True):
+class BuiltinTool(Struct, frozen=True):
     """Where a built-in tool is defined. Its module is imported when a worker is to run it."""
 
     module: str
@@ -62,23 +62,23 @@ _AGENTS: Final = (
     "kill_subagent",
 )
 
-BUILTIN: Final[dict[str, Builtin]] = {
-    **dict.fromkeys(_LOOK, Builtin("orch_worker.tools.files.read", "file")),
-    **dict.fromkeys(_CHANGE, Builtin("orch_worker.tools.files.edit", "file")),
-    **dict.fromkeys(_SHELL, Builtin("orch_worker.tools.shell.shell", "code")),
-    **dict.fromkeys(_GIT, Builtin("orch_worker.tools.shell.git", "git")),
-    **dict.fromkeys(_WEB, Builtin("orch_worker.tools.web.web", "web")),
-    **dict.fromkeys(_PYTHON, Builtin("orch_worker.tools.python.python", "python")),
-    **dict.fromkeys(_DATA, Builtin("orch_worker.tools.python.data", "data")),
-    **dict.fromkeys(_MEMORY, Builtin("orch_worker.tools.values.handles", "memory")),
-    **dict.fromkeys(NOTES, Builtin("orch_worker.memory.memory_tools", "notes")),
-    READ_SKILL: Builtin("orch_worker.skills.read_skill", "skills"),
-    **dict.fromkeys(DESK, Builtin("orch_worker.workspace.workspace_tools", "workspace")),
-    **dict.fromkeys(_PLAN, Builtin("orch_worker.tools.agents.plan", "plan")),
-    **dict.fromkeys(_TASKS, Builtin("orch_worker.tools.agents.plan", "tasks")),
-    **dict.fromkeys(_CHAT, Builtin("orch_worker.tools.agents.chat", "chat")),
-    **dict.fromkeys(RECALL, Builtin("orch_worker.context.recall_tools", "archive")),
-    **dict.fromkeys(_AGENTS, Builtin("orch_worker.tools.agents.subagents", "agents")),
+BUILTIN: Final[dict[str, BuiltinTool]] = {
+    **dict.fromkeys(_LOOK, BuiltinTool("orch_worker.tools.files.read", "file")),
+    **dict.fromkeys(_CHANGE, BuiltinTool("orch_worker.tools.files.edit", "file")),
+    **dict.fromkeys(_SHELL, BuiltinTool("orch_worker.tools.shell.shell", "code")),
+    **dict.fromkeys(_GIT, BuiltinTool("orch_worker.tools.shell.git", "git")),
+    **dict.fromkeys(_WEB, BuiltinTool("orch_worker.tools.web.web", "web")),
+    **dict.fromkeys(_PYTHON, BuiltinTool("orch_worker.tools.python.python", "python")),
+    **dict.fromkeys(_DATA, BuiltinTool("orch_worker.tools.python.data", "data")),
+    **dict.fromkeys(_MEMORY, BuiltinTool("orch_worker.tools.values.handles", "memory")),
+    **dict.fromkeys(NOTES, BuiltinTool("orch_worker.memory.memory_tools", "notes")),
+    READ_SKILL: BuiltinTool("orch_worker.skills.read_skill", "skills"),
+    **dict.fromkeys(DESK, BuiltinTool("orch_worker.workspace.workspace_tools", "workspace")),
+    **dict.fromkeys(_PLAN, BuiltinTool("orch_worker.tools.agents.plan", "plan")),
+    **dict.fromkeys(_TASKS, BuiltinTool("orch_worker.tools.agents.plan", "tasks")),
+    **dict.fromkeys(_CHAT, BuiltinTool("orch_worker.tools.agents.chat", "chat")),
+    **dict.fromkeys(RECALL, BuiltinTool("orch_worker.context.recall_tools", "archive")),
+    **dict.fromkeys(_AGENTS, BuiltinTool("orch_worker.tools.agents.subagents", "agents")),
 }
 
 _INVESTIGATE: Final = (*_LOOK, *_GIT, "py_help", *_WEB, *_MEMORY)

@@ -8,20 +8,20 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from orch_protocol.core.rate_limits import Admit, LaneLeft, LaneRefused
+from orch_protocol.core.rate_limits import AdmitRequest, ModelRefused, RequestEnded
 from orch_protocol.services.budgets import ADMIT_REQUEST, RELEASE_REQUEST, REPORT_RATE_LIMIT
 from orch_protocol.services.service import Empty, Service
 
-from ...backends.http.retry import Failure
+from ...backends.http.retry import RequestFailure
 from ..api.base import ToolContext
 
-__all__ = ["Gate"]
+__all__ = ["RateLimitClient"]
 
 T = TypeVar("T")
 P = TypeVar("P", bound=Struct)
 
 
-class Gate:
+class RateLimitClient:
     """Open, until a model refuses a request, or the root says that it refused somebody else's; then one at a time asks.
 
     A model is a `lane`, written `provider:model`.
@@ -44,17 +44,17 @@ class Gate:
             result = await attempt()
             ok = True
             return result
-        except Failure as failure:
+        except RequestFailure as failure:
             if failure.crowded:
                 self.limit(lane)
-                self._tell(REPORT_RATE_LIMIT, LaneRefused(lane, failure.wait))
+                self._tell(REPORT_RATE_LIMIT, ModelRefused(lane, failure.wait))
             raise
         finally:
             if permit:
-                self._tell(RELEASE_REQUEST, LaneLeft(lane, permit, ok))
+                self._tell(RELEASE_REQUEST, RequestEnded(lane, permit, ok))
 
     async def _admitted(self, lane: str) -> str:
-        admitted = await self._call_root(ADMIT_REQUEST, Admit(lane))
+        admitted = await self._call_root(ADMIT_REQUEST, AdmitRequest(lane))
         if not admitted.id:
             self._closed.discard(lane)
         return admitted.id

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from orch_protocol.core.messages import Text, ToolResult
-from orch_protocol.core.taint import Mark, bits_in
+from orch_protocol.core.taint import TaintLabel, bits_in
 from orch_protocol.core.text import scrub
 
 from ...conversation.tokens import clip
@@ -25,7 +25,7 @@ MAX_SHOWN_A_STEP: Final = 100_000
 """Most that is shown of all results of one step."""
 
 
-def chars_to_show(texts: Sequence[str], bounds: Sequence[int], marks: Sequence[Sequence[Mark]]) -> list[int]:
+def chars_to_show(texts: Sequence[str], bounds: Sequence[int], marks: Sequence[Sequence[TaintLabel]]) -> list[int]:
     """Return how much of each of `texts`, the results of one step, is shown.
 
     `bounds` limits each text by itself. When all together exceed MAX_SHOWN_A_STEP, the longest are cut first. A text

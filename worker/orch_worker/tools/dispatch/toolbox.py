@@ -19,7 +19,7 @@ from orch_protocol.core.approval import digest_of
 from orch_protocol.core.errors import BudgetExceededError, OrchError, StoreError
 from orch_protocol.core.messages import INVALID_INPUT, Text, ToolResult, ToolUse, Usage
 from orch_protocol.core.policy import Verdict
-from orch_protocol.core.taint import Mark, bits_in
+from orch_protocol.core.taint import TaintLabel, bits_in
 
 from ...conversation.tokens import clip
 from ...policy.rules import operation_of
@@ -28,13 +28,13 @@ from ...session.interruption_notes import denied, withheld
 from ...system.secrets import masked, secrets_of
 from ...system.threads import is_interrupt, told
 from ..api.base import Tool, ToolContext, ToolError, ToolOutput
-from ..values.store import Stash
-from .budget_client import FREE, Purse
-from .call_events import Account, Observe
-from .guard import Guard, Ruling
+from ..values.store import ValueFiles
+from .budget_client import FREE, BudgetClient
+from .call_events import CallReporter, Observe
+from .guard import Guard, GuardDecision
 from .result_limits import MAX_SHOWN, captured_text, chars_to_show, text_in, with_text
 
-__all__ = ["Executor", "Outcome", "Toolbox", "call_usage", "refuse"]
+__all__ = ["CallOutcome", "Executor", "Toolbox", "call_usage", "refuse"]
 
 READER: Final = "read_handle"
 NO_JSON: Final = (
@@ -51,7 +51,7 @@ def _nothing(_: Usage) -> None:
     pass
 
 
-class Outcome(Struct, frozen=True):
+class CallOutcome(Struct, frozen=True):
     """What became of one call. `ran` is false when the tool was never started, `usage` is what it and models used.
 
     `settle` is to be called with that when it is on record. `short` tells which budget did not cover the call. `marks`
@@ -65,12 +65,12 @@ class Outcome(Struct, frozen=True):
     usage: Usage = Usage()
     settle: Callable[[Usage], None] = _nothing
     short: str = ""
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TaintLabel, ...] = ()
     most: int | None = None
 
 
-Seen = Callable[[Outcome], Awaitable[Outcome]]
-Took = Callable[[Sequence[ToolUse], Sequence[Outcome], Sequence[str]], None]
+Seen = Callable[[CallOutcome], Awaitable[CallOutcome]]
+Took = Callable[[Sequence[ToolUse], Sequence[CallOutcome], Sequence[str]], None]
 
 
 class Executor(Protocol):
@@ -81,14 +81,14 @@ class Executor(Protocol):
 
     async def dispatch(
         self, call: ToolUse, *, approved: bool = False, blocked: str = "", seen: Seen | None = None
-    ) -> Outcome:
+    ) -> CallOutcome:
         """Run `call` and return its one result, whole. Must not raise.
 
         Hooks have looked at it: they `approved` it, so that nobody is asked, or say why it is `blocked`. What they let
         be seen of its outcome, `seen` returns: nobody is told of more.
         """
 
-    def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[CallOutcome]) -> list[CallOutcome]:
         """Return the outcomes of one step in the size that the model sees."""
 
     def kept(self, text: str) -> str:
@@ -159,14 +159,14 @@ class Toolbox:
 
     async def dispatch(
         self, call: ToolUse, *, approved: bool = False, blocked: str = "", seen: Seen | None = None
-    ) -> Outcome:
+    ) -> CallOutcome:
         """Run `call` and return its one result, of at most 1 Mi characters. Never raises: an error is a result too.
 
         Calls that are dispatched in an order and must not run side by side run in that order.
         """
         tool = self._tools.get(call.name)
-        account = Account(call, tool.category if tool else "", self.observe, partial(self._digest, call))
-        outcome: Outcome | None = None
+        account = CallReporter(call, tool.category if tool else "", self.observe, partial(self._digest, call))
+        outcome: CallOutcome | None = None
         try:
             if blocked:
                 account.refused("deny", blocked)
@@ -184,7 +184,7 @@ class Toolbox:
             account.ended(text_in(result), success=not result.is_error, files_changed=shown.files_changed)
         return shown
 
-    async def _run(self, tool: Tool | None, call: ToolUse, account: Account, *, approved: bool) -> Outcome:
+    async def _run(self, tool: Tool | None, call: ToolUse, account: CallReporter, *, approved: bool) -> CallOutcome:
         arguments, why = self._parsed(tool, call)
         if tool is None or why:
             account.refused("deny", why)
@@ -195,16 +195,16 @@ class Toolbox:
             if self._guard is not None:
                 ruling = await self._guard.rule(call, verdict, approved=approved)
             else:
-                ruling = Ruling("start", verdict)
+                ruling = GuardDecision("start", verdict)
             if why := self._denied(call.name):  # while somebody was asked, or it waited for its turn
-                ruling = Ruling("deny", ruling.verdict, denied(call.name, why), why)
+                ruling = GuardDecision("deny", ruling.verdict, denied(call.name, why), why)
             if ruling.outcome != "start":
                 account.refused(ruling.outcome, ruling.reason, ruling.verdict)
                 return refuse(call, ruling.told, is_error=ruling.outcome != "dry_run")
             waits, hold = tool.category in WAITING, FREE
             try:
                 if self.counted:
-                    hold = await self._context.own(Purse).reserve_call(None if waits else self._context.seconds)
+                    hold = await self._context.own(BudgetClient).reserve_call(None if waits else self._context.seconds)
             except BudgetExceededError as error:
                 account.refused("deny", str(error), ruling.verdict)
                 return replace(refuse(call, NOT_COVERED.format(error=error)), short=str(error))
@@ -225,9 +225,9 @@ class Toolbox:
                 hold.settle(call_usage(0.0 if waits else asyncio.get_running_loop().time() - began))
                 raise
             if operation_of(call.name) == "exec":
-                from ..files.read_stamps import Sights  # where code runs
+                from ..files.read_stamps import ReadStamps  # where code runs
 
-                self._context.own(Sights).forget()
+                self._context.own(ReadStamps).forget()
             output, marks = self._brought(call, output)
             if said is not None:
                 marks = ()  # what is said in place of a tool has its label already
@@ -236,7 +236,7 @@ class Toolbox:
                 output = ToolOutput(withheld(tool.name, why), is_error=True, usage=output.usage)
             account.returned()
         changed = output.files_changed
-        return Outcome(_result(call, output), files_changed=changed, usage=used, settle=hold.settle, marks=marks)
+        return CallOutcome(_result(call, output), files_changed=changed, usage=used, settle=hold.settle, marks=marks)
 
     def _begins(self, call: ToolUse) -> str:
         """Put on record what `call` is about to do; return why it may not, "" when it may."""
@@ -247,7 +247,7 @@ class Toolbox:
             return str(error)
         return ""
 
-    def _brought(self, call: ToolUse, output: ToolOutput) -> tuple[ToolOutput, tuple[Mark, ...]]:
+    def _brought(self, call: ToolUse, output: ToolOutput) -> tuple[ToolOutput, tuple[TaintLabel, ...]]:
         """Return `output`, and what it brings into the conversation, which is on record."""
         try:
             return output, self._guard.brought(call, output) if self._guard is not None else ()
@@ -273,7 +273,7 @@ class Toolbox:
     def _digest(self, call: ToolUse) -> str:
         return self._guard.digest(call) if self._guard is not None else digest_of(call.name, call.input, ())
 
-    def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    def shown(self, calls: Sequence[ToolUse], outcomes: Sequence[CallOutcome]) -> list[CallOutcome]:
         """Return `outcomes`, those of the `calls` of one step, bounded as a set: the longest are cut first.
 
         Of what is cut the whole is stashed, when the agent can read it there. What others wrote is labelled.
@@ -300,7 +300,7 @@ class Toolbox:
         if self._context.folder is None:
             return ""
         try:
-            return self._context.own(Stash).keep(text, bits_in(self._context.told))
+            return self._context.own(ValueFiles).keep(text, bits_in(self._context.told))
         except OSError:
             return ""
 
@@ -318,11 +318,11 @@ class Toolbox:
         """Return whether the rest of what `call` came to can be read when it is stashed, and is not there already."""
         return READER in self._tools and call.name != READER and self._context.folder is not None
 
-    def _cut(self, text: str, most: int, call: ToolUse, marks: tuple[Mark, ...]) -> str:
+    def _cut(self, text: str, most: int, call: ToolUse, marks: tuple[TaintLabel, ...]) -> str:
         hint = "ask for less at once"
         if self._can_read(call):
             try:
-                handle = self._context.own(Stash).keep(text, bits_in(marks))
+                handle = self._context.own(ValueFiles).keep(text, bits_in(marks))
             except OSError as error:
                 hint = f"{hint}, for the whole could not be kept: {error.strerror}"
             else:
@@ -391,9 +391,9 @@ def call_usage(seconds: float) -> Usage:
     return Usage(tool_calls=1, tool_seconds=round(seconds, 6))
 
 
-def refuse(call: ToolUse, why: str, *, is_error: bool = True) -> Outcome:
+def refuse(call: ToolUse, why: str, *, is_error: bool = True) -> CallOutcome:
     """Return the outcome of a call that was not run, and `why`."""
-    return Outcome(_result(call, ToolOutput(why, is_error=is_error)), ran=False)
+    return CallOutcome(_result(call, ToolOutput(why, is_error=is_error)), ran=False)
 
 
 def _result(call: ToolUse, output: ToolOutput) -> ToolResult:

@@ -17,11 +17,11 @@ from ...system.files import NotRegularError, regular_open_regular
 from ...system.safe_descent import FOLDER, open_below
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from .gitignore import alternatives, glob_regex, walk
-from .read_stamps import Sights, state_of
-from .search import Seeker, TooSlow
+from .read_stamps import ReadStamps, state_of
+from .search import PatternSearch, SearchTimeoutError
 
 if TYPE_CHECKING:
-    from ...policy.file_filter import Sieve
+    from ...policy.file_filter import FileFilter
 
 __all__ = ["grep_files", "inside", "list_files", "opened", "read_file"]
 
@@ -51,7 +51,7 @@ def read_file(context: ToolContext, path: str, offset: Line = 1, limit: Line = 2
             size = os.fstat(file.fileno()).st_size
             raise ToolError(f"{path!r} is a binary file of {size:,} bytes; it has no lines.")
         file.seek(0)
-        context.own(Sights).note(str(inside(context, path)), state_of(os.fstat(file.fileno())))
+        context.own(ReadStamps).note(str(inside(context, path)), state_of(os.fstat(file.fileno())))
         return _numbered_text(file, path, offset, limit, _stop_at(context))
 
 
@@ -104,7 +104,7 @@ def grep_files(
     found: list[str] = []
     sieve = context.sieve("grep_files", inside(context, path))
     size, searched, too_large, stop_at, note = 0, 0, 0, _stop_at(context), ""
-    with Seeker(pattern, stop_at=stop_at, ignore_case=ignore_case) as seeker:
+    with PatternSearch(pattern, stop_at=stop_at, ignore_case=ignore_case) as seeker:
         for shown, target in _files(context, path, glob, stop_at, sieve):
             text = _searchable(target, root)
             if text is None:
@@ -118,7 +118,7 @@ def grep_files(
                     if len(found) >= max_results or size > MAX_GREP_CHARS:
                         note = "\n[stopped at so many results; there may be more: narrow the pattern, path or glob]"
                         break
-            except TooSlow as error:
+            except SearchTimeoutError as error:
                 note = f"\n[stopped at {shown}: {error}]"
             if note or time.monotonic() > stop_at:
                 break
@@ -227,12 +227,12 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number += at_start
 
 
-def _sifted(text: str, note: str, sieve: Sieve | None) -> ToolOutput:
+def _sifted(text: str, note: str, sieve: FileFilter | None) -> ToolOutput:
     return ToolOutput(text + note) if sieve is None else ToolOutput(text + note + sieve.note, marks=sieve.marks)
 
 
 def _files(
-    context: ToolContext, path: str, glob: str | None, stop_at: float, sieve: Sieve | None
+    context: ToolContext, path: str, glob: str | None, stop_at: float, sieve: FileFilter | None
 ) -> Iterator[tuple[str, Path]]:
     """Yield, in order, the files below the folder `path` (or `path` itself), as shown and as they are.
 
@@ -265,8 +265,8 @@ def _searchable(target: Path, root: Path) -> str | None:
     return "" if b"\0" in data[:SNIFF_BYTES] else data.decode(errors="replace").removeprefix("\ufeff")
 
 
-def _matches(seeker: Seeker, text: str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of the lines that match. Raises TooSlow."""
+def _matches(seeker: PatternSearch, text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of the lines that match. Raises SearchTimeoutError."""
     lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []
     for place, start, _ in seeker.among(lines):
         yield place + 1, _around(lines[place], start)

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from ..api.base import ToolContext
 
-__all__ = ["Sights", "State", "state_of"]
+__all__ = ["ReadStamps", "State", "state_of"]
 
 MOST: Final = 4_000
 
@@ -21,7 +21,7 @@ def state_of(stat: os.stat_result) -> State:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-class Sights:
+class ReadStamps:
     """The files that one agent has read or written in this process, by their real paths: the latest `most` of them."""
 
     def __init__(self, _context: ToolContext, most: int = MOST) -> None:

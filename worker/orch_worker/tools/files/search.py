@@ -10,9 +10,9 @@ from ..api.base import ToolError
 from .patterns import compile_pattern, harmless_length
 
 if TYPE_CHECKING:
-    from .search_process import Apart
+    from .search_process import SearchProcess
 
-__all__ = ["Found", "Seeker", "TooSlow"]
+__all__ = ["Found", "PatternSearch", "SearchTimeoutError"]
 
 MOST_CHARS: Final = 8_000
 """Of a line, only so much is looked at."""
@@ -21,11 +21,11 @@ Found = tuple[int, int, int]
 """Which line matches, and from where to where."""
 
 
-class TooSlow(ToolError):
+class SearchTimeoutError(ToolError):
     """The pattern takes too long."""
 
 
-class Seeker:
+class PatternSearch:
     """Looks for `pattern` until `stop_at`, as time.monotonic has it. Raises ToolError when it is none.
 
     To be closed: what might take for ever is left to a process of its own.
@@ -36,11 +36,11 @@ class Seeker:
         self._regex = compile_pattern(pattern, ignore_case=ignore_case)
         self._harmless = harmless_length(self._regex)
         self._stop_at = stop_at
-        self._apart: Apart | None = None
+        self._apart: SearchProcess | None = None
         self.looked = 0
         """How many of the lines that it was given last it has looked at."""
 
-    def __enter__(self) -> Seeker:
+    def __enter__(self) -> PatternSearch:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,7 +56,7 @@ class Seeker:
         """Yield those of `lines` that match in their first 8,000 characters, in order; none any more when time is up,
         but that one line is looked at.
 
-        Raises TooSlow; ToolError when no process can be had.
+        Raises SearchTimeoutError; ToolError when no process can be had.
         """
         self.looked = 0
         long = [(place, line[:MOST_CHARS]) for place, line in enumerate(lines) if len(line) > self._harmless]
@@ -75,13 +75,13 @@ class Seeker:
 
     def _elsewhere(self, lines: Sequence[tuple[int, str]]) -> dict[int, tuple[int, int]]:
         if self._apart is None:
-            from .search_process import Apart  # few patterns need it
+            from .search_process import SearchProcess  # few patterns need it
 
-            self._apart = Apart(self._regex)
+            self._apart = SearchProcess(self._regex)
         found = self._apart.search(lines, self._stop_at)
         if found is None:
             longest = max(len(line) for _, line in lines)
-            raise TooSlow(
+            raise SearchTimeoutError(
                 f"{self.pattern!r} takes too long on lines of up to {longest:,} characters: repeat less, and nothing "
                 "that repeats something itself."
             )

@@ -15,7 +15,7 @@ from typing import IO, Final, cast
 from ...system.isolated_read import BOUND, NEEDED, bounds
 from ..api.base import ToolError
 
-__all__ = ["Apart"]
+__all__ = ["SearchProcess"]
 
 SECONDS: Final = 10.0
 """What one piece of text may take; and all of them together four times that of CPU."""
@@ -29,7 +29,7 @@ for asked in sys.stdin:
 """
 
 
-class Apart:
+class SearchProcess:
     """Searches for `regex` in a process of its own. Raises ToolError when none can be had."""
 
     def __init__(self, regex: re.Pattern[str]) -> None:

@@ -15,9 +15,9 @@ from ...system.files import cause
 from ...system.safe_descent import FOLDER, open_below
 from ..api.base import ToolContext, ToolError
 from .read import inside
-from .read_stamps import Sights, State, state_of
+from .read_stamps import ReadStamps, State, state_of
 
-__all__ = ["Place", "place"]
+__all__ = ["FileTarget", "place"]
 
 MAX_PATH: Final = 4_000
 FIRST_PAUSE: Final = 0.002
@@ -26,10 +26,10 @@ MOST_WAITED: Final = 10.0
 """Seconds that a call waits for others to have changed files of the same folder: each takes a moment."""
 
 
-class Place:
+class FileTarget:
     """Where a file is or will be: its name in an open folder."""
 
-    def __init__(self, folder: int, path: str, real: str, sights: Sights) -> None:
+    def __init__(self, folder: int, path: str, real: str, sights: ReadStamps) -> None:
         self.path = path
         """Relative to the agent's folder, with links resolved."""
         self._folder, self._real, self._sights = folder, real, sights
@@ -94,7 +94,7 @@ class Place:
 
 
 @contextmanager
-def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Iterator[Place]:
+def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Iterator[FileTarget]:
     """Open the folder that `path` lies in. Raises ToolError when that is not below the context's folder.
 
     Links are resolved once, and the result is opened without following any: a link put there afterwards is an error,
@@ -117,7 +117,7 @@ def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Ite
             folder = _made(root, relative.parent)
         try:
             with _locked(folder, path):
-                yield Place(folder, relative.as_posix(), str(real), context.own(Sights))
+                yield FileTarget(folder, relative.as_posix(), str(real), context.own(ReadStamps))
         finally:
             os.close(folder)
     except OSError as error:

@@ -6,13 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from orch_protocol.core.errors import NoValueError
-from orch_protocol.core.taint import bits_in, joined
-from orch_protocol.core.values import Value
+from orch_protocol.core.taint import bits_in, join_labels
+from orch_protocol.core.values import ValueInfo
 
 from ..api.base import ToolContext, ToolError
-from ..values.codec import NotMovable
+from ..values.codec import NotTransferableError
 from ..values.store import SPELLING
-from ..values.values import Values
+from ..values.values import ValueStore
 
 if TYPE_CHECKING:
     from .namespace import Namespace
@@ -22,7 +22,7 @@ __all__ = ["export", "stored"]
 RUN: frozenset[str] = frozenset({"run_python"})
 
 
-async def export(context: ToolContext, name: str) -> Value:
+async def export(context: ToolContext, name: str) -> ValueInfo:
     """Return what `name` stands for in the agent of `context`, stored: a handle, or what its code has bound.
 
     Raises NoValueError, which says what is wrong with the name or the value and what to do.
@@ -38,9 +38,9 @@ async def export(context: ToolContext, name: str) -> Value:
     return await asyncio.to_thread(_bound, context, context.own(Namespace), name)
 
 
-def stored(context: ToolContext, handle: str) -> Value:
+def stored(context: ToolContext, handle: str) -> ValueInfo:
     """Return what is stored under `handle`. Raises NoValueError."""
-    values = context.own(Values)
+    values = context.own(ValueStore)
     try:
         kept, file = values.get(handle), values.file(handle)
     except ToolError as error:
@@ -48,7 +48,7 @@ def stored(context: ToolContext, handle: str) -> Value:
     except OSError as error:
         raise NoValueError(f"{handle} cannot be read: {error.strerror}") from error
     note, marks = kept.note, values.marks(handle)
-    return Value(
+    return ValueInfo(
         handle=kept.handle,
         type=note.type,
         extent=note.extent,
@@ -57,18 +57,18 @@ def stored(context: ToolContext, handle: str) -> Value:
         kind=note.kind,
         file=file.path.name,
         digest=file.digest,
-        marks=joined(marks, context.told),
+        marks=join_labels(marks, context.told),
         local=note.local,
     )
 
 
-def _bound(context: ToolContext, space: Namespace, name: str) -> Value:
+def _bound(context: ToolContext, space: Namespace, name: str) -> ValueInfo:
     marks, local = space.brought
     try:
-        kept = context.own(Values).store(space.value(name), bits=bits_in(marks), local=local)
+        kept = context.own(ValueStore).store(space.value(name), bits=bits_in(marks), local=local)
     except ToolError as error:
         raise NoValueError(str(error)) from error
-    except NotMovable as error:
+    except NotTransferableError as error:
         raise NoValueError(f"{name!r} cannot leave its process: {error}") from error
     except OSError as error:
         raise NoValueError(f"{name!r} could not be written to a file: {error.strerror}") from error

@@ -19,16 +19,16 @@ from types import CodeType, TracebackType
 from typing import Any, Final, TextIO
 
 from orch_protocol.core.errors import OrchError
-from orch_protocol.core.taint import Mark, bits_in, joined
+from orch_protocol.core.taint import TaintLabel, bits_in, join_labels
 
 from ...system import atomic_json
 from ..api.base import ToolContext, ToolError, ToolOutput
-from ..shell.output_capture import Capture
+from ..shell.output_capture import OutputCapture
 from ..values import values
 from ..values.repr import brief, is_large
-from ..values.values import Handles, NoHandle, Values
+from ..values.values import Handles, UnknownHandleError, ValueStore
 
-__all__ = ["Namespace", "PastNames", "bound", "forget", "lend", "listed", "remember", "take_back"]
+__all__ = ["Namespace", "SavedNames", "bound", "forget", "lend", "listed", "remember", "take_back"]
 
 
 # --- Which names the process before this one had bound ---
@@ -39,7 +39,7 @@ COARSE: Final = 0.05
 """Seconds. The times of files come from a clock that is that much behind, at the most."""
 
 
-class PastNames:
+class SavedNames:
     """The names of an agent whose session is in `folder`, None where nothing is to be remembered."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -104,10 +104,10 @@ GRACE_SECONDS: Final = 1.0
 NUDGE_SECONDS: Final = 0.05
 PIECE_CHARS: Final = 1 << 16
 
-_taken: ContextVar[Capture | None] = ContextVar("_taken", default=None)
+_taken: ContextVar[OutputCapture | None] = ContextVar("_taken", default=None)
 
 
-class Stopped(BaseException):
+class RunStopped(BaseException):
     """Raised in the thread of a run whose time is up. No Exception, so that few handlers catch it."""
 
 
@@ -134,20 +134,20 @@ class Namespace:
     def __init__(self, context: ToolContext) -> None:
         lent = _lent.get(context.agent_id)
         self._hosted = lent is not None
-        self._values = context.own(Values)
+        self._values = context.own(ValueStore)
         self._handles = Handles(self._values, self._saw, lambda: self.brought)
         self.names: dict[str, Any] = {"__name__": "__main__"} if lent is None else lent
         self.names.setdefault("__builtins__", builtins)
         self.names.setdefault("handles", self._handles)
         if lent is None:
             self.names["input"] = _no_input
-        self._past = PastNames(context.folder if lent is None else None)
+        self._past = SavedNames(context.folder if lent is None else None)
         self._granted = context.granted
-        self._marks: tuple[Mark, ...] = ()
+        self._marks: tuple[TaintLabel, ...] = ()
         self._local = False
         self._agent = context.agent_id
         self._runs = 0
-        self._running: _Run | None = None
+        self._running: _CodeRun | None = None
 
     def bound(self) -> dict[str, Any]:
         """Return what code has bound, without what is its own affair (`_name`)."""
@@ -168,7 +168,7 @@ class Namespace:
         return self.names[name]
 
     @property
-    def brought(self) -> tuple[tuple[Mark, ...], bool]:
+    def brought(self) -> tuple[tuple[TaintLabel, ...], bool]:
         """What values from elsewhere, read here so far, have brought along; whether one is for local models alone."""
         return self._marks, self._local
 
@@ -186,7 +186,7 @@ class Namespace:
             raise ToolError("the code of an earlier call still runs and cannot be stopped: use run_python_script")
         self._runs += 1
         lost = self._past.lost(list(self._values)) if self._runs == 1 else ""
-        run = self._running = _Run(code, f"<python {self._agent}:{self._runs}>", self)
+        run = self._running = _CodeRun(code, f"<python {self._agent}:{self._runs}>", self)
         with _prints_taken():
             run.start()
             try:
@@ -216,15 +216,15 @@ class Namespace:
 
     def _saw(self, handle: str) -> None:
         """Something that was kept is read by code: from now on, what it says may be of that."""
-        self._marks = joined(self._marks, self._values.marks(handle))
+        self._marks = join_labels(self._marks, self._values.marks(handle))
         self._local = self._local or self._values.get(handle).note.local
 
 
-class _Run:
+class _CodeRun:
     """One piece of code in a thread of its own."""
 
     def __init__(self, code: str, name: str, space: Namespace) -> None:
-        self.capture = Capture()
+        self.capture = OutputCapture()
         self.failed = False
         self.done = False
         self._code, self._name, self._space = code, name, space
@@ -250,7 +250,7 @@ class _Run:
         while self._loop.time() < deadline:
             with self._lock:
                 if not self.done:
-                    _raise_in(self._thread, Stopped)
+                    _raise_in(self._thread, RunStopped)
             if await self.wait(NUDGE_SECONDS):
                 return True
         return False
@@ -263,7 +263,7 @@ class _Run:
                 with self._lock:  # from here on nobody raises anything in this thread
                     self.done = True
                     _raise_in(self._thread, None)
-        except Stopped:
+        except RunStopped:
             self.failed = self.done = True
         try:
             self._loop.call_soon_threadsafe(self._end)
@@ -283,7 +283,7 @@ class _Run:
             value = eval(last, self._space.names) if last is not None else None
             if value is not None:
                 self._print(f"{self._space.show(value)}\n")
-        except Stopped:
+        except RunStopped:
             raise
         except SystemExit as error:
             self._print(f"SystemExit: {error}".rstrip(": "))
@@ -300,7 +300,7 @@ class _Run:
         while found is not None and found.tb_frame.f_code.co_filename != self._name:
             found = found.tb_next
         last = found
-        while isinstance(error, NoHandle) and last is not None and last.tb_next is not None:
+        while isinstance(error, UnknownHandleError) and last is not None and last.tb_next is not None:
             if last.tb_next.tb_frame.f_code.co_filename == OURS:
                 last.tb_next = None
             last = last.tb_next
@@ -330,13 +330,13 @@ def _no_input(prompt: object = "") -> str:
     raise EOFError(f"nobody is there to answer {str(prompt)!r}")
 
 
-def _take(capture: Capture, text: str) -> None:
+def _take(capture: OutputCapture, text: str) -> None:
     """Give `text` to `capture` in pieces: encoded as a whole, a long one would be in memory twice more."""
     for start in range(0, len(text), PIECE_CHARS):
         capture(text[start : start + PIECE_CHARS].encode(errors="replace"))
 
 
-class _Switch(io.TextIOBase):
+class _StreamSwitch(io.TextIOBase):
     """Stands in for a standard stream: what a run prints goes to the run, all else to where it went before."""
 
     def __init__(self, before: TextIO) -> None:
@@ -369,7 +369,7 @@ def _prints_taken() -> Iterator[None]:
     with _switching:
         if _switches == 0:
             _before = (sys.stdout, sys.stderr)
-            sys.stdout, sys.stderr = _Switch(sys.stdout), _Switch(sys.stderr)
+            sys.stdout, sys.stderr = _StreamSwitch(sys.stdout), _StreamSwitch(sys.stderr)
         _switches += 1
     try:
         yield

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from ..api.base import ToolError
-from .process_group import MARK, Kin
+from .process_group import MARK, ProcessDescendants
 
-__all__ = ["Command", "Process", "Start", "end_first", "ended_by", "start_process"]
+__all__ = ["RunningCommand", "Start", "StartedProcess", "end_first", "ended_by", "start_process"]
 
 CHUNK: Final = 1 << 16
 POLITE_SECONDS: Final = 1.0
@@ -25,7 +25,7 @@ PAUSE: Final = 0.005
 FIRST_TO_GO: Final = b"1000"
 
 
-class Process(Protocol):
+class StartedProcess(Protocol):
     """A started command: what is used of `subprocess.Popen`."""
 
     pid: int
@@ -35,7 +35,7 @@ class Process(Protocol):
         """Wait until it has ended and return its exit code. Raises subprocess.TimeoutExpired."""
 
 
-Start = Callable[[Sequence[str], Path, Mapping[str, str], int], Process]
+Start = Callable[[Sequence[str], Path, Mapping[str, str], int], StartedProcess]
 """Starts a program in a folder, with variables, its output going to a descriptor. Raises OSError, ToolError."""
 
 
@@ -79,7 +79,7 @@ def ended_by(code: int | None) -> str:
     return f"exit status {code}"
 
 
-class Command:
+class RunningCommand:
     """`argv` at work, as `start` starts it. Each piece of output goes to `sink`; past `flood` bytes of it the command
     is killed.
 
@@ -117,7 +117,7 @@ class Command:
             raise ToolError(f"{argv[0]} cannot be started in {str(cwd)!r}: {why}.") from error
         finally:
             os.close(writer)
-        self._kin = Kin(self._process.pid, mark)
+        self._kin = ProcessDescendants(self._process.pid, mark)
         self._silent: asyncio.Future[None] = self._loop.create_future()
         os.set_blocking(self._pipe, False)
         self._loop.add_reader(self._pipe, self._read)

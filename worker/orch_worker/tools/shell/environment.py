@@ -7,7 +7,7 @@ from typing import Final
 
 from ...system.secrets import is_secret
 from ..api.base import ToolContext
-from .sandboxed_exec import Cell
+from .sandboxed_exec import CommandSandbox
 
 __all__ = ["tool_environment"]
 
@@ -23,5 +23,5 @@ def tool_environment(context: ToolContext, tool: str) -> dict[str, str]:
     """
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
     given = {name: value for name, value in context.env.items() if not is_secret(name) and name != "ORCH_HOME"}
-    own = context.own(Cell).environment() if context.sandbox.of(tool) >= "L2" else {}
+    own = context.own(CommandSandbox).environment() if context.sandbox.of(tool) >= "L2" else {}
     return {"PATH": DEFAULT_PATH, **inherited, **given, **FIXED, **own}

@@ -14,10 +14,10 @@ from msgspec import Meta
 
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from ..files.read import inside
-from .command import Command
+from .command import RunningCommand
 from .environment import tool_environment
-from .git_repository import Repository, repository, top_of
-from .output_capture import Capture, plain
+from .git_repository import GitRepository, repository, top_of
+from .output_capture import OutputCapture, plain
 from .sandboxed_exec import starter
 
 __all__ = ["git_diff", "git_log", "git_status"]
@@ -118,7 +118,7 @@ async def git_log(
 
 
 async def _git(context: ToolContext, *arguments: str) -> str:
-    capture = Capture()
+    capture = OutputCapture()
     run, env = await _begun(context, arguments[0])
     code, flooded = await run.git(capture, arguments, env)
     text = capture.text().rstrip("\n")
@@ -127,15 +127,15 @@ async def _git(context: ToolContext, *arguments: str) -> str:
     return text
 
 
-async def _begun(context: ToolContext, tool: str) -> tuple[_Run, dict[str, str]]:
+async def _begun(context: ToolContext, tool: str) -> tuple[_GitCall, dict[str, str]]:
     """Return what Git is run with, and its variables. Raises ToolError when the repository is not to be trusted."""
-    run = _Run(context, tool, repository(os.fspath(context.cwd)))
+    run = _GitCall(context, tool, repository(os.fspath(context.cwd)))
     if not run.found.is_own:
         await _said(run, (0,), "rev-parse", "--git-dir", env={})  # whether it is to be trusted is Git's to say
     return run, {**run.found.env, **await _without_filters(run)}
 
 
-async def _without_filters(run: _Run) -> dict[str, str]:
+async def _without_filters(run: _GitCall) -> dict[str, str]:
     """Return the variables that switch off the repository's own filters: programs run on what is compared."""
     query = ("config", "--null", "--show-scope", "--includes", "--name-only", "--get-regexp", FILTERS)
     said = await _said(run, (0, 1), *query, env=run.found.env)
@@ -148,7 +148,7 @@ async def _without_filters(run: _Run) -> dict[str, str]:
     return env
 
 
-async def _said(run: _Run, codes: Collection[int], *arguments: str, env: Mapping[str, str]) -> bytes:
+async def _said(run: _GitCall, codes: Collection[int], *arguments: str, env: Mapping[str, str]) -> bytes:
     """Return what Git says to `arguments`. Raises ToolError unless it ends with one of `codes`."""
     said = bytearray()
     code, flooded = await run.git(said.extend, arguments, env)
@@ -157,12 +157,12 @@ async def _said(run: _Run, codes: Collection[int], *arguments: str, env: Mapping
     return bytes(said)
 
 
-class _Run(NamedTuple):
+class _GitCall(NamedTuple):
     """One call of a tool: Git is run for it on the repository that was found."""
 
     context: ToolContext
     tool: str
-    found: Repository
+    found: GitRepository
 
     async def git(
         self, sink: Callable[[bytes], None], arguments: Sequence[str], more: Mapping[str, str]
@@ -175,7 +175,7 @@ class _Run(NamedTuple):
         env = {**tool_environment(context, name), **more, "GIT_NO_LAZY_FETCH": "1"}
         start = starter(context, name, self.found.places if context.sandbox.of(name) >= "L2" else ())
         argv = ["git", *SAFE, *arguments]
-        command = Command(argv, cwd=context.cwd, env=env, sink=sink, flood=MAX_WRITTEN, start=start)
+        command = RunningCommand(argv, cwd=context.cwd, env=env, sink=sink, flood=MAX_WRITTEN, start=start)
         try:
             if not await command.wait(context.seconds * 0.4):
                 raise ToolError(f"git {arguments[0]} was not done in time and was ended.")

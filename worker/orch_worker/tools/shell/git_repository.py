@@ -12,14 +12,14 @@ from msgspec import Struct
 from ...system.files import regular_open_regular
 from ..api.base import ToolError
 
-__all__ = ["Repository", "repository", "top_of"]
+__all__ = ["GitRepository", "repository", "top_of"]
 
 MAX_LINK: Final = 4096
 MAX_CONFIG: Final = 1 << 20
 _WORK_TREE: Final = re.compile(r"^\s*worktree\s*=\s*\"?(.*?)\"?\s*$", re.MULTILINE | re.IGNORECASE)
 
 
-class Repository(Struct, frozen=True):
+class GitRepository(Struct, frozen=True):
     """The repository of the work tree `top`: `part` is this tree's own of it, `common` what all its trees share."""
 
     top: str
@@ -53,7 +53,7 @@ def top_of(folder: str) -> str:
     return folder
 
 
-def repository(folder: str) -> Repository:
+def repository(folder: str) -> GitRepository:
     """Return the repository around `folder`. Raises ToolError when there is none, or when it is another folder's.
 
     Whoever may write files here could name a repository anywhere in `.git`. So one outside must name this folder, too,
@@ -72,7 +72,7 @@ def repository(folder: str) -> Repository:
             f"{link!r} leads to {common!r}, a repository that does not name this folder as a work tree of its: not "
             f"read. If it is, `git worktree repair`, or `git config core.worktree {top}` there, lets it say so."
         )
-    return Repository(top, part, common)
+    return GitRepository(top, part, common)
 
 
 def _names(part: str, common: str, top: str, link: str) -> bool:

@@ -12,9 +12,9 @@ from typing import Final
 
 from ...system.secrets import Masker, secrets_of
 from ..api.base import ToolContext, ToolError
-from .command import Command, ended_by
+from .command import RunningCommand, ended_by
 
-__all__ = ["Job", "Jobs", "Log"]
+__all__ = ["Job", "JobLog", "Jobs"]
 
 MAX_RUNNING: Final = 16
 MAX_LOG: Final = 64 << 20
@@ -22,7 +22,7 @@ MOST_SAID: Final = 40
 NAME: Final = re.compile(r"(job_\d+)\.log")
 
 
-class Log:
+class JobLog:
     """The file that a job's output goes to, without `secrets`, up to 64 MiB; what follows is dropped and counted."""
 
     def __init__(self, path: Path, secrets: Iterable[str] = ()) -> None:
@@ -55,7 +55,7 @@ class Log:
 class Job:
     """One command in the background."""
 
-    def __init__(self, id: str, shown: str, command: Command, log: Log) -> None:
+    def __init__(self, id: str, shown: str, command: RunningCommand, log: JobLog) -> None:
         self.id = id
         self.shown = shown
         self.command = command
@@ -83,7 +83,7 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._closing = False
 
-    def start(self, shown: str, make: Callable[[Log], Command]) -> Job:
+    def start(self, shown: str, make: Callable[[JobLog], RunningCommand]) -> Job:
         """Start what `make` returns, called with the log to write to. Raises ToolError when there are too many."""
         running = [job.id for job in self._jobs.values() if job.command.code is None]
         if len(running) >= MAX_RUNNING:
@@ -91,7 +91,7 @@ class Jobs:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         # The numbers of jobs that an earlier process of this agent ran are taken.
         number = 1 + max((int(id.removeprefix("job_")) for id in self._logs()), default=0)
-        log = Log(self._folder / f"job_{number}.log", self._secrets)
+        log = JobLog(self._folder / f"job_{number}.log", self._secrets)
         try:
             job = Job(f"job_{number}", shown, make(log), log)
         except BaseException:

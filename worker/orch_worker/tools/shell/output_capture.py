@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["MAX_CAPTURED", "Capture", "plain"]
+__all__ = ["MAX_CAPTURED", "OutputCapture", "plain"]
 
 MAX_CAPTURED: Final = 1 << 20
 
@@ -18,7 +18,7 @@ _ESCAPE: Final = re.compile(
 _CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
-class Capture:
+class OutputCapture:
     """The first and the last bytes of a stream, each at most half of `most`; those between are counted."""
 
     def __init__(self, most: int = MAX_CAPTURED) -> None:

@@ -17,7 +17,7 @@ from ...sandbox.bubblewrap import python_folders
 from ...sandbox.launcher import Cover
 from ..api.base import ToolContext
 
-__all__ = ["SCRATCH", "Covered", "PathCovers", "orch_folders"]
+__all__ = ["SCRATCH", "HiddenPaths", "PathCovers", "orch_folders"]
 
 SCRATCH: Final = "scratch"
 SESSIONS: Final = "sessions"
@@ -26,7 +26,7 @@ MOST_NAMED: Final = 5
 MOST_CHARACTERS: Final = 400
 
 
-class Covered(NamedTuple):
+class HiddenPaths(NamedTuple):
     """What is hidden from a command. `incomplete` says why some denied paths are not among it, "" when all are."""
 
     covers: tuple[Cover, ...] = ()
@@ -65,12 +65,12 @@ class PathCovers:
         """Whether finding out takes no more than a look at a few paths."""
         return not self._policy.denied_paths
 
-    def find(self, *, credentials: bool) -> Covered:
+    def find(self, *, credentials: bool) -> HiddenPaths:
         """Return what exists now. With `credentials` commands can read those."""
         denied = self._denied.find()
         secrets = () if credentials else tuple(self._credentials())
         covers = (*self._orch(), *secrets, *map(Cover, denied.paths))
-        return Covered(covers, tuple(cover.path for cover in secrets), denied.paths, denied.incomplete)
+        return HiddenPaths(covers, tuple(cover.path for cover in secrets), denied.paths, denied.incomplete)
 
     def _orch(self) -> Iterator[Cover]:
         """Yield the folders of orch, without those the agent works in, its scratch folder, skills and Python.

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Final, NamedTuple
 
-__all__ = ["MARK", "Kin"]
+__all__ = ["MARK", "ProcessDescendants"]
 
 MARK: Final = "ORCH_CALL"
 UNSURE_SECONDS: Final = 0.1
@@ -17,7 +17,7 @@ PAUSE: Final = 0.005
 KERNEL_THREAD: Final = 0x00200000
 
 
-class Kin:
+class ProcessDescendants:
     """What descends from the process `leader`, which was started in a session of its own with `MARK=mark`.
 
     `reaped` is to be set when the leader is: until then the number of its group is its own.

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from orch_protocol.core.sandbox import Level, ToolLimits
 
-from ...sandbox.launcher import Cover, Files, confine
+from ...sandbox.launcher import AllowedFiles, Cover, confine
 from ...system.files import cause
 from ...system.threads import ASIDE
 from ..api.base import ToolContext, ToolError
-from .command import Process, Start, end_first, start_process
-from .path_covers import SCRATCH, Covered, PathCovers, orch_folders
+from .command import Start, StartedProcess, end_first, start_process
+from .path_covers import SCRATCH, HiddenPaths, PathCovers, orch_folders
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from ...sandbox.bubblewrap import Reach
-    from ...sandbox.launcher_client import Launcher
+    from ...sandbox.bubblewrap import SandboxPaths
+    from ...sandbox.launcher_client import CommandLauncher
 
-__all__ = ["Cell", "covered_starter", "limited", "mounts_missing", "starter"]
+__all__ = ["CommandSandbox", "covered_starter", "limited", "mounts_missing", "starter"]
 
 T = TypeVar("T")
 _Key: TypeAlias = tuple["Level", tuple[Cover, ...]]
@@ -49,10 +49,10 @@ def starter(context: ToolContext, tool: str, read: Sequence[str] = ()) -> Start:
     sandbox = context.sandbox
     if sandbox.of(tool) == "L0" and sandbox.limits == ToolLimits():
         return start_process
-    return partial(context.own(Cell).start, sandbox.of(tool), tuple(read))
+    return partial(context.own(CommandSandbox).start, sandbox.of(tool), tuple(read))
 
 
-async def covered_starter(context: ToolContext, tool: str, *, credentials: bool = False) -> tuple[Start, Covered]:
+async def covered_starter(context: ToolContext, tool: str, *, credentials: bool = False) -> tuple[Start, HiddenPaths]:
     """Return what starts commands for `tool`, and what is hidden from them: denied paths, credentials, orch's folders.
 
     With `credentials` those can be read. Where there are no mount namespaces nothing is hidden. Raises ToolError when
@@ -67,8 +67,8 @@ async def covered_starter(context: ToolContext, tool: str, *, credentials: bool 
             )
         if policy.require_denied_paths and policy.denied_paths:
             raise ToolError(f"Nothing was run: policy.require_denied_paths is set, and there are {why}.")
-        return starter(context, tool), Covered()
-    finder, cell = context.own(PathCovers), context.own(Cell)
+        return starter(context, tool), HiddenPaths()
+    finder, cell = context.own(PathCovers), context.own(CommandSandbox)
     covered = (
         finder.find(credentials=credentials)
         if finder.is_quick
@@ -101,14 +101,14 @@ async def _aside(act: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(ASIDE, act)
 
 
-class Cell:
+class CommandSandbox:
     """What confines the processes of one agent: launchers, a thread for each level in use, and a home of their own."""
 
     def __init__(self, context: ToolContext) -> None:
         self._sandbox, self._cwd = context.sandbox, context.cwd
         self._hidden = tuple(orch_folders(context))
         self._threads: dict[tuple[Level, tuple[str, ...]], ThreadPoolExecutor] = {}
-        self._launchers: dict[_Key, tuple[_Identities, Launcher]] = {}
+        self._launchers: dict[_Key, tuple[_Identities, CommandLauncher]] = {}
         self._lock, self._closed = threading.Lock(), False
         self._made: Path | None = None
         if context.folder is None:
@@ -165,9 +165,9 @@ class Cell:
     def covered_start(self, level: Level, covers: tuple[Cover, ...]) -> Start:
         """Make what `ready_start` returns. Raises OSError when it cannot be had."""
         key, identities = _key(level, covers), _identities(covers)
-        from ...sandbox.launcher_client import Launcher
+        from ...sandbox.launcher_client import CommandLauncher
 
-        launcher = Launcher(covers, self._home, level, self._files(()) if level >= "L2" else None)
+        launcher = CommandLauncher(covers, self._home, level, self._files(()) if level >= "L2" else None)
         with self._lock:
             old = [self._launchers.pop(key)] if key in self._launchers else []
             if self._closed:
@@ -181,8 +181,8 @@ class Cell:
         return partial(self._launch, launcher)
 
     def _launch(
-        self, launcher: Launcher, argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: int
-    ) -> Process:
+        self, launcher: CommandLauncher, argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: int
+    ) -> StartedProcess:
         process = launcher.start(limited(argv, self._sandbox.limits), cwd, env, output)
         end_first(process.pid)
         return process
@@ -235,13 +235,13 @@ class Cell:
         finally:
             os.close(filter)
 
-    def _files(self, read: tuple[str, ...]) -> Files:
+    def _files(self, read: tuple[str, ...]) -> AllowedFiles:
         from ...sandbox.bubblewrap import DEVICES, KERNEL
 
         reach = self._reach(read)
-        return Files((*reach.read, *KERNEL), (*reach.write, *DEVICES), reach.network)
+        return AllowedFiles((*reach.read, *KERNEL), (*reach.write, *DEVICES), reach.network)
 
-    def _reach(self, read: tuple[str, ...]) -> Reach:
+    def _reach(self, read: tuple[str, ...]) -> SandboxPaths:
         from ...sandbox.bubblewrap import reach
 
         sandbox = self._sandbox

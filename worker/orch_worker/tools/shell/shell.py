@@ -10,10 +10,10 @@ from msgspec import Meta
 
 from ...system.files import regular_open_regular
 from ..api.base import ToolContext, ToolOutput, tool
-from .command import Command, ended_by
+from .command import RunningCommand, ended_by
 from .environment import tool_environment
 from .jobs import Jobs
-from .output_capture import Capture, plain
+from .output_capture import OutputCapture, plain
 from .sandboxed_exec import covered_starter
 
 __all__ = ["bash", "bg_kill", "bg_status", "run"]
@@ -51,7 +51,7 @@ async def bash(
     env = tool_environment(context, "bash")
     start, _ = await covered_starter(context, "bash", credentials=credentials or context.approved)
     jobs = context.own(Jobs)
-    job = jobs.start(command, lambda log: Command(argv, cwd=context.cwd, env=env, sink=log, start=start))
+    job = jobs.start(command, lambda log: RunningCommand(argv, cwd=context.cwd, env=env, sink=log, start=start))
     return ToolOutput(
         f"Started {job.id}. See how it does with bg_status, end it with bg_kill. It ends with your process, also when "
         "nobody has asked you anything for long."
@@ -117,12 +117,12 @@ async def run(
 
     Denied paths and orch's own folders cannot be read, and credentials only if the call was approved or asked for them.
     """
-    capture = Capture()
+    capture = OutputCapture()
     # Ahead of the call's own deadline, so that what it wrote so far is told rather than thrown away.
     seconds = min(context.seconds * 0.95, seconds or context.seconds)
     env = tool_environment(context, tool)
     start, covered = await covered_starter(context, tool, credentials=credentials or context.approved)
-    command = Command(argv, cwd=context.cwd, env=env, sink=capture, flood=MAX_WRITTEN, start=start)
+    command = RunningCommand(argv, cwd=context.cwd, env=env, sink=capture, flood=MAX_WRITTEN, start=start)
     began = time.monotonic()
     try:
         in_time = await command.wait(seconds)

@@ -22,10 +22,10 @@ from .repr import PANIC, is_array, is_frame, is_series, library_of, type_name
 
 __all__ = [
     "EXTENSIONS",
+    "EncodedValue",
+    "EncodingError",
     "Kind",
-    "NotMovable",
-    "Packed",
-    "Unfit",
+    "NotTransferableError",
     "array_bytes",
     "arrow_bytes",
     "columns_bytes",
@@ -44,7 +44,7 @@ NUMPY_KINDS: Final = "biufcmMSU"
 Plain = Callable[[Any, str], Any]
 
 
-class Unfit(Exception):
+class EncodingError(Exception):
     """A value has no form here; says which part of it and what to do."""
 
 
@@ -52,12 +52,12 @@ def array_bytes(array: Any) -> bytes:
     """Return an array of numpy's as .npy. Raises Unfit for one of Python objects."""
     numpy = sys.modules["numpy"]
     if type(array) not in (numpy.ndarray, numpy.memmap):
-        raise Unfit(
+        raise EncodingError(
             f"an array of type {type(array).__name__} is more than its numbers: make a plain one of it, as "
             ".filled() of a masked one and numpy.asarray() of others do"
         )
     if array.dtype.hasobject:
-        raise Unfit(f"an array of type {array.dtype} holds Python objects: make a list of it (.tolist())")
+        raise EncodingError(f"an array of type {array.dtype} holds Python objects: make a list of it (.tolist())")
     into = io.BytesIO()
     numpy.save(into, array, allow_pickle=False)
     return into.getvalue()
@@ -74,7 +74,7 @@ def arrow_bytes(frame: Any) -> bytes:
     held = library.DataFrame([frame.rename(SERIES + frame.name)]) if is_series(frame) else frame
     for name, kind in held.schema.items():
         if str(kind) == "Object":
-            raise Unfit(f"column {name.removeprefix(SERIES)!r} holds Python objects: give it a type of its own")
+            raise EncodingError(f"column {name.removeprefix(SERIES)!r} holds Python objects: give it a type of its own")
     into = io.BytesIO()
     held.write_ipc(into)
     return into.getvalue()
@@ -159,7 +159,7 @@ def _column(column: Any, where: str, plain: Plain) -> dict[str, Any]:
     values = [None if each is pandas.NA or each is pandas.NaT else each for each in column.to_list()]
     name = str(dtype)
     if name not in ("object", "str", "string", "boolean") and not name.lstrip("U").startswith(("Int", "Float")):
-        raise Unfit(f"{where} is of type {name}, for which there is no form: make text or numbers of it")
+        raise EncodingError(f"{where} is of type {name}, for which there is no form: make text or numbers of it")
     if name == "str":  # where it is missing is one thing
         values = [each if isinstance(each, str) else None for each in values]
     return {"values": plain(values, where), "dtype": name}
@@ -218,61 +218,63 @@ EXTENSIONS: Final[dict[Kind, str]] = {
 """How the names of files end that hold a value of each kind."""
 
 
-class NotMovable(Exception):
+class NotTransferableError(Exception):
     """A value cannot leave its process as data; says which part of it, and what to do."""
 
 
-class Packed(Struct, frozen=True):
+class EncodedValue(Struct, frozen=True):
     """A value as data: what `kind` of data, as `unpacked` reads it."""
 
     kind: Kind
     data: bytes
 
 
-def packed(value: Any) -> Packed:
-    """Return `value` as data that is equal to it when it is read again. Raises NotMovable."""
+def packed(value: Any) -> EncodedValue:
+    """Return `value` as data that is equal to it when it is read again. Raises NotTransferableError."""
     try:
         if type(value) is str:
-            return Packed("text", value.encode())
+            return EncodedValue("text", value.encode())
         if type(value) in (bytes, bytearray):
-            return Packed("bytes", bytes(value))
+            return EncodedValue("bytes", bytes(value))
         if is_array(value):
-            return Packed("array", array_bytes(value))
+            return EncodedValue("array", array_bytes(value))
         if (is_frame(value) or is_series(value)) and library_of(value) == "polars":
-            return Packed("arrow", arrow_bytes(value))
+            return EncodedValue("arrow", arrow_bytes(value))
         if is_frame(value) or is_series(value):
-            return Packed("columns", columns_bytes(value, _plain))
+            return EncodedValue("columns", columns_bytes(value, _plain))
         if library_of(value) == "numpy" and isinstance(value, sys.modules["numpy"].generic):
             value = value.item()
-        walk = _Walk()
+        walk = _ValueWalk()
         plain = walk.plain(value, "", DEEPEST)
         if walk.json:
-            return Packed("json", msgspec.json.encode(plain))
-        return Packed("data", msgspec.msgpack.encode(plain))
-    except Unfit as error:
-        raise NotMovable(str(error)) from error
+            return EncodedValue("json", msgspec.json.encode(plain))
+        return EncodedValue("data", msgspec.msgpack.encode(plain))
+    except EncodingError as error:
+        raise NotTransferableError(str(error)) from error
     except RecursionError:
-        raise NotMovable(f"it is nested more than {DEEPEST} deep, or holds itself: make it flatter") from None
+        raise NotTransferableError(f"it is nested more than {DEEPEST} deep, or holds itself: make it flatter") from None
     except UnicodeEncodeError:
-        raise NotMovable("it holds text with half characters (surrogates): encode it to bytes first") from None
+        raise NotTransferableError(
+            "it holds text with half characters (surrogates): encode it to bytes first"
+        ) from None
 
 
 def unpacked(kind: Kind, data: bytes) -> Any:
-    """Return the value that `data` of `kind` holds. Raises NotMovable when it is none, or needs what is not there."""
+    """Decode `data` of `kind`. Raises NotTransferableError for invalid data or a missing package."""
     read = READERS.get(kind)
     if read is None:
-        raise NotMovable(f"it is of a kind that is not known here: {kind!r}")
+        raise NotTransferableError(f"it is of a kind that is not known here: {kind!r}")
     try:
         return read(data)
     except ImportError as error:
-        raise NotMovable(f"reading it needs {error.name}, which is not installed here") from error
+        raise NotTransferableError(f"reading it needs {error.name}, which is not installed here") from error
     except BaseException as error:  # whatever a reader says of bytes that it does not understand
         if not isinstance(error, Exception) and type(error).__name__ != PANIC:
             raise
-        raise NotMovable(f"what is kept of it cannot be read: {type(error).__name__}: {error}") from error
+        raise NotTransferableError(f"what is kept of it cannot be read: {type(error).__name__}: {error}") from error
 
 
-class _Walk:
+class _ValueWalk:
     """One look through a value: what there is of it that msgpack has a form for, and whether JSON has one for all."""
 
     def __init__(self) -> None:
@@ -300,7 +302,7 @@ class _Walk:
             return msgspec.msgpack.Ext(mark, write(value).encode())
         code = MARKED.get(kind)
         if code is None:
-            raise NotMovable(_unfit(value, where))
+            raise NotTransferableError(_unfit(value, where))
         return _ext(code, self._items(list(value), where, depth))
 
     def _items(self, values: list[Any], where: str, depth: int) -> list[Any]:
@@ -321,9 +323,9 @@ class _Walk:
             if type(key) is not str:
                 self.json = False
                 if type(key) not in (*SCALARS, bytes) or (type(key) is float and not math.isfinite(key)):
-                    raise NotMovable(_unfit(key, f"{where}, a key"))
+                    raise NotTransferableError(_unfit(key, f"{where}, a key"))
                 if type(key) is int and not -WIDE <= key < WIDE:
-                    raise NotMovable(f"its {where or 'own'} has a key beyond 64 bits: make it text")
+                    raise NotTransferableError(f"its {where or 'own'} has a key beyond 64 bits: make it text")
             found[key] = self.plain(each, f"{where}[{key!r}]", depth - 1)
         return found
 
@@ -331,7 +333,7 @@ class _Walk:
         self._parts -= parts
         self._text -= text
         if self._parts < 0 or self._text < 0:
-            raise NotMovable(
+            raise NotTransferableError(
                 f"it has more than {MOST_PARTS:,} parts, or {MOST_TEXT >> 20} MB of text in them: write it to a file"
             )
 
@@ -348,7 +350,7 @@ class _Walk:
 
 def _plain(value: Any, where: str) -> Any:
     """Return what msgpack has a form for of `value`, which stands at `where`."""
-    return _Walk().plain(value, where, DEEPEST)
+    return _ValueWalk().plain(value, where, DEEPEST)
 
 
 def _ext(code: int, inside: Any) -> msgspec.msgpack.Ext:

@@ -42,6 +42,6 @@ def read_handle(
         search: The Python regular expression to search for.
     """
     # Imported by those who read: the tool is in nearly every preset, and few agents use it.
-    from .read import Wanted, answer
+    from .read import ReadRequest, answer
 
-    return answer(context, handle, Wanted(op, lines, count, offset, limit, search))
+    return answer(context, handle, ReadRequest(op, lines, count, offset, limit, search))

@@ -9,10 +9,10 @@ from typing import Any, Final
 from msgspec import Struct
 
 from ..api.base import ToolError
-from ..files.search import Seeker
+from ..files.search import PatternSearch
 from .repr import brief, cell, is_array, is_frame, is_series, rows
 
-__all__ = ["MOST_CHARACTERS", "View", "bounds", "one", "page", "search", "view"]
+__all__ = ["MOST_CHARACTERS", "PagedView", "bounds", "one", "page", "search", "view"]
 
 MOST_CHARACTERS: Final = 24_000
 MOST_LINE: Final = 2_000
@@ -22,7 +22,7 @@ STEP: Final = 500
 RANGE: Final = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*|\s*(-?\d+)\s*")
 
 
-class View(Struct, frozen=True):
+class PagedView(Struct, frozen=True):
     """A value as `count` numbered lines; `lines(a, b)` returns those from a to before b, `whole(a, b)` all of them."""
 
     count: int
@@ -32,7 +32,7 @@ class View(Struct, frozen=True):
     header: str = ""
 
 
-def view(value: Any) -> View:
+def view(value: Any) -> PagedView:
     """Return `value` line by line. What has no parts is the lines of its repr."""
     if isinstance(value, str):
         return _text(value)
@@ -44,7 +44,7 @@ def view(value: Any) -> View:
         def whole(start: int, stop: int) -> list[str]:
             return [" | ".join(map(str, row)) for row in rows(value, start, stop)]
 
-        return View(len(value), "row", table, whole, header=" | ".join(map(cell, value.columns)))
+        return PagedView(len(value), "row", table, whole, header=" | ".join(map(cell, value.columns)))
     if is_series(value):
         by_place = getattr(value, "iloc", value)  # not by what its index calls them
         return _items(len(value), lambda a, b: by_place[a:b].to_list(), "value")
@@ -56,7 +56,7 @@ def view(value: Any) -> View:
         def pairs(start: int, stop: int) -> list[str]:
             return [f"{brief(key)}: {brief(value[key])}" for key in keys[start:stop]]
 
-        return View(len(keys), "key", pairs, lambda a, b: [f"{key!r}: {value[key]!r}" for key in keys[a:b]])
+        return PagedView(len(keys), "key", pairs, lambda a, b: [f"{key!r}: {value[key]!r}" for key in keys[a:b]])
     if isinstance(value, (Set, Sequence)) and not isinstance(value, (bytes, bytearray, range)):
         held = list(value) if isinstance(value, Set) else value
         return _items(len(held), lambda a, b: held[a:b], "item")
@@ -77,7 +77,7 @@ def bounds(text: str, count: int) -> tuple[int, int]:
     return start, max(start, stop)
 
 
-def page(view: View, start: int, stop: int) -> str:
+def page(view: PagedView, start: int, stop: int) -> str:
     """Return the lines from `start` to before `stop`, as far as they fit, and where they go on."""
     shown: list[str] = []
     size, at = len(view.header), start
@@ -95,7 +95,7 @@ def page(view: View, start: int, stop: int) -> str:
     return _paged(view, shown, start, at, stop)
 
 
-def one(view: View, number: int, offset: int, limit: int) -> str:
+def one(view: PagedView, number: int, offset: int, limit: int) -> str:
     """Return `limit` characters from `offset` of the line `number`, whole as it is."""
     (text,) = view.whole(number, number + 1)
     if offset and offset >= len(text):
@@ -105,7 +105,7 @@ def one(view: View, number: int, offset: int, limit: int) -> str:
     return f"{text[offset:end]}\n[{view.unit} {number:,}: characters {offset:,} to {end:,} of {len(text):,}{more}]"
 
 
-def search(view: View, seeker: Seeker, start: int, stop: int) -> str:
+def search(view: PagedView, seeker: PatternSearch, start: int, stop: int) -> str:
     """Return the lines between `start` and `stop` that match, numbered; it stops when much is found, or time is up.
 
     Raises ToolError.
@@ -127,7 +127,7 @@ def search(view: View, seeker: Seeker, start: int, stop: int) -> str:
     return "\n".join(found) or f"No match for {seeker.pattern!r} in {view.unit}s {start:,} to {stop:,}."
 
 
-def _paged(view: View, shown: list[str], start: int, at: int, stop: int) -> str:
+def _paged(view: PagedView, shown: list[str], start: int, at: int, stop: int) -> str:
     more = f'; go on with lines="{at}:{stop}"' if at < stop else ""
     note = f"[{view.unit}s {start:,} to {at:,} of {view.count:,}{more}]"
     return "\n".join([*([view.header] if view.header else []), *shown, note])
@@ -139,7 +139,7 @@ def _cut(line: str, number: int) -> str:
     return f'{line[:MOST_LINE]}... [{len(line):,} characters: lines="{number}" with offset shows any part of it]'
 
 
-def _text(text: str) -> View:
+def _text(text: str) -> PagedView:
     ends = [match.end() for match in re.finditer("\n", text)]
     if not text.endswith("\n"):
         ends.append(len(text))
@@ -148,11 +148,11 @@ def _text(text: str) -> View:
         begins = [ends[start - 1] if start else 0, *ends[start : stop - 1]]
         return [text[a:b].removesuffix("\n") for a, b in zip(begins, ends[start:stop], strict=True)]
 
-    return View(len(ends), "line", lines, lines)
+    return PagedView(len(ends), "line", lines, lines)
 
 
-def _items(count: int, part: Callable[[int, int], Sequence[Any]], unit: str) -> View:
+def _items(count: int, part: Callable[[int, int], Sequence[Any]], unit: str) -> PagedView:
     def lines(start: int, stop: int) -> list[str]:
         return [f"[{number}] {brief(each)}" for number, each in enumerate(part(start, stop), start)]
 
-    return View(count, unit, lines, lambda a, b: list(map(repr, part(a, b))))
+    return PagedView(count, unit, lines, lambda a, b: list(map(repr, part(a, b))))

@@ -10,13 +10,13 @@ from typing import Any, Final
 from msgspec import Struct
 
 from ..api.base import ToolContext, ToolError, ToolOutput
-from ..files.search import Seeker
+from ..files.search import PatternSearch
 from .paging import bounds, one, page, view
 from .paging import search as search_lines
 from .repr import schema
-from .values import Values
+from .values import ValueStore
 
-__all__ = ["MAX_MATCHES", "Wanted", "answer"]
+__all__ = ["MAX_MATCHES", "ReadRequest", "answer"]
 
 MAX_FOUND: Final = 28_000
 MAX_MATCHES: Final = 100
@@ -24,7 +24,7 @@ STEP: Final = 500
 AROUND: Final = 150
 
 
-class Wanted(Struct, frozen=True):
+class ReadRequest(Struct, frozen=True):
     """What is to be read, as read_handle is told."""
 
     op: str = "read"
@@ -35,9 +35,9 @@ class Wanted(Struct, frozen=True):
     search: str | None = None
 
 
-def answer(context: ToolContext, handle: str, wanted: Wanted) -> ToolOutput:
+def answer(context: ToolContext, handle: str, wanted: ReadRequest) -> ToolOutput:
     """Return what was asked for of what is under `handle`, and what it brings along. Raises ToolError."""
-    values = context.own(Values)
+    values = context.own(ValueStore)
     stop_at = time.monotonic() + context.seconds * 0.8
     try:
         text = _answer(values, handle, wanted, stop_at)
@@ -46,7 +46,7 @@ def answer(context: ToolContext, handle: str, wanted: Wanted) -> ToolOutput:
         raise ToolError(f"{handle} cannot be read: {error.strerror}.") from error
 
 
-def _answer(values: Values, handle: str, wanted: Wanted, stop_at: float) -> str:
+def _answer(values: ValueStore, handle: str, wanted: ReadRequest, stop_at: float) -> str:
     op, lines, pattern = wanted.op, wanted.lines, wanted.search
     if op in ("pin", "unpin"):
         kept = values.pin(handle, pinned=op == "pin")
@@ -64,12 +64,12 @@ def _answer(values: Values, handle: str, wanted: Wanted, stop_at: float) -> str:
     return _of_lines(value, wanted, stop_at)
 
 
-def _of_lines(value: Any, wanted: Wanted, stop_at: float) -> str:
+def _of_lines(value: Any, wanted: ReadRequest, stop_at: float) -> str:
     op, lines, count = wanted.op, wanted.lines, wanted.count
     shown = view(value)
     start, stop = bounds(lines or ":", shown.count)
     if wanted.search is not None:
-        with Seeker(wanted.search, stop_at=stop_at) as seeker:
+        with PatternSearch(wanted.search, stop_at=stop_at) as seeker:
             return search_lines(shown, seeker, start, stop)
     if op == "head":
         start, stop = 0, min(count, shown.count)
@@ -84,7 +84,7 @@ def _of_lines(value: Any, wanted: Wanted, stop_at: float) -> str:
     return page(shown, start, stop)
 
 
-def _of_text(handle: str, text: str, wanted: Wanted, stop_at: float) -> str:
+def _of_text(handle: str, text: str, wanted: ReadRequest, stop_at: float) -> str:
     offset = wanted.offset
     if offset and offset >= len(text):
         raise ToolError(f"{handle} has {len(text):,} characters, none from {offset:,} on.")
@@ -99,7 +99,7 @@ def _search(text: str, pattern: str, offset: int, stop_at: float) -> str:
     found: list[str] = []
     size = 0
     starts = re.compile(r"[^\n]+").finditer(text, offset)
-    with Seeker(pattern, stop_at=stop_at) as seeker:
+    with PatternSearch(pattern, stop_at=stop_at) as seeker:
         while some := [(match.start(), match[0]) for match in islice(starts, STEP)]:
             for place, begin, end in seeker.among([line for _, line in some]):
                 start, line = some[place]

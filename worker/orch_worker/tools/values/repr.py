@@ -20,7 +20,7 @@ __all__ = [
     "PANIC",
     "Column",
     "Columns",
-    "Glimpse",
+    "ValueSummary",
     "brief",
     "cell",
     "dated",
@@ -55,19 +55,19 @@ TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*")
 CODE: Final = re.compile(r"[-+]?0\d")  # a number to nobody who writes the zero: a postcode, a part
 
 
-class Date(str):
+class DateText(str):
     """A day, as text that sorts."""
 
     __slots__ = ()
 
 
-class Moment(str):
+class TimestampText(str):
     """A day and a time, as text that sorts."""
 
     __slots__ = ()
 
 
-COLUMNS_PLAIN: Final = {type(None): "", bool: "boolean", str: "text", Date: "date", Moment: "time"}
+COLUMNS_PLAIN: Final = {type(None): "", bool: "boolean", str: "text", DateText: "date", TimestampText: "time"}
 MEASURED: Final = frozenset({"date", "time"})
 
 
@@ -213,7 +213,7 @@ def dated(text: str) -> str:
         datetime.datetime.fromisoformat(text)
     except ValueError:
         return text
-    return Date(text) if len(text) == len("2026-01-01") else Moment(text)
+    return DateText(text) if len(text) == len("2026-01-01") else TimestampText(text)
 
 
 def _measured(value: Any) -> tuple[str, Any]:
@@ -224,9 +224,9 @@ def _measured(value: Any) -> tuple[str, Any]:
         case str():
             return "text", len(value)
         case datetime.datetime():
-            return ("", None) if value != value else ("time", Moment(value.isoformat(" ")))
+            return ("", None) if value != value else ("time", TimestampText(value.isoformat(" ")))
         case datetime.date():
-            return "date", Date(value.isoformat())
+            return "date", DateText(value.isoformat())
         case numbers.Integral():
             return ("integer", int(value)) if abs(int(value)) < HUGE else ("huge integer", None)
         case numbers.Real() | Decimal():
@@ -320,7 +320,7 @@ _brief.maxlist = _brief.maxtuple = _brief.maxdict = _brief.maxset = _brief.maxfr
 _brief.maxdeque = _brief.maxarray = 12
 
 
-class Glimpse(Struct, frozen=True):
+class ValueSummary(Struct, frozen=True):
     """What is said of a value: `extent` as in "12 items" ("" when it has none), `size` in bytes, about; `lines` of its
     schema and its beginning."""
 
@@ -335,9 +335,9 @@ class Glimpse(Struct, frozen=True):
         return ", ".join(filter(None, (self.type, self.extent, bytes_text(self.size))))
 
 
-def glimpse(value: Any) -> Glimpse:
+def glimpse(value: Any) -> ValueSummary:
     """Return what is to be said of `value`. Never raises: code of somebody else's may, and then less is said."""
-    return Glimpse(type_name(value), extent(value), memory(value), tuple(_lines(value)))
+    return ValueSummary(type_name(value), extent(value), memory(value), tuple(_lines(value)))
 
 
 def is_large(value: Any) -> bool:

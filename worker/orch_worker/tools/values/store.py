@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orch_protocol.core.taint import Bit, Mark, mark
+from orch_protocol.core.taint import Bit, TaintLabel, taint_label
 
 from ...system.files import regular_open_regular
 from ..api.base import ToolContext, ToolError
@@ -24,9 +24,9 @@ __all__ = [
     "HANDLE",
     "LEAST_SHOWN",
     "TEXT",
-    "File",
-    "Note",
-    "Stash",
+    "HandleFile",
+    "HandleMetadata",
+    "ValueFiles",
     "keep_only",
     "level",
     "named",
@@ -47,7 +47,7 @@ MOST_TEXTS: Final = 256 << 20
 """Bytes that texts may take under the handles of one agent: years of long results, and no full disk."""
 
 
-class Note(Struct, frozen=True, omit_defaults=True):
+class HandleMetadata(Struct, frozen=True, omit_defaults=True):
     """What is known of a value under a handle besides what is in its file.
 
     `kind` is that of `movable`, "" for one that could not be made data, which `why` says: it lives as long as its
@@ -65,7 +65,7 @@ class Note(Struct, frozen=True, omit_defaults=True):
     local: bool = False
 
 
-class File(Struct, frozen=True):
+class HandleFile(Struct, frozen=True):
     """The file that holds what is under a handle."""
 
     path: Path
@@ -79,7 +79,7 @@ class File(Struct, frozen=True):
         return tuple(bit for bit, letter in LETTERS.items() if letter in self.letters)
 
 
-class Stash:
+class ValueFiles:
     """The files of one agent: one a handle, so named that nothing is kept twice, and a note where there is one."""
 
     def __init__(self, context: ToolContext) -> None:
@@ -106,13 +106,13 @@ class Stash:
         for handle in sorted(sizes, key=lambda handle: int(handle[2:])):
             if over <= 0:
                 return
-            note = self.noted(handle) or Note("text", size=sizes[handle])
+            note = self.noted(handle) or HandleMetadata("text", size=sizes[handle])
             if handle != but and not note.pinned:
                 over -= sizes[handle]
                 self.note(handle, replace(note, gone=f"texts may take {MOST_TEXTS >> 20} MiB, and it was the oldest"))
                 self.drop(handle)
 
-    def put(self, data: bytes, ending: str, bits: Collection[Bit] = (), note: Note | None = None) -> str:
+    def put(self, data: bytes, ending: str, bits: Collection[Bit] = (), note: HandleMetadata | None = None) -> str:
         """Keep `data` in a file that ends so, with `note`, and return its handle: the old one of the same data.
 
         Raises OSError.
@@ -136,15 +136,15 @@ class Stash:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         return f"h_{1 + max((int(handle[2:]) for handle in self.handles()), default=0):03}"
 
-    def note(self, handle: str, note: Note) -> None:
+    def note(self, handle: str, note: HandleMetadata) -> None:
         """Let `note` be what is known of `handle`. Raises OSError."""
         _written(self._folder / f"{handle}.note", msgspec.json.encode(note))
 
-    def noted(self, handle: str) -> Note | None:
+    def noted(self, handle: str) -> HandleMetadata | None:
         """Return what is known of `handle`, None when that is only its file."""
         try:
             with regular_open_regular(self._folder / f"{named(handle)}.note") as opened:
-                return msgspec.json.decode(opened.read(), type=Note)
+                return msgspec.json.decode(opened.read(), type=HandleMetadata)
         except (OSError, msgspec.MsgspecError):
             return None
 
@@ -153,10 +153,10 @@ class Stash:
         if (file := self.files().get(named(handle))) is not None:
             file.path.unlink(missing_ok=True)
 
-    def marks(self, handle: str) -> tuple[Mark, ...]:
+    def marks(self, handle: str) -> tuple[TaintLabel, ...]:
         """Return what is under `handle` brings into a conversation, again."""
         file = self.files().get(named(handle))
-        return tuple(mark(bit, f"what is kept as {handle}") for bit in file.bits) if file is not None else ()
+        return tuple(taint_label(bit, f"what is kept as {handle}") for bit in file.bits) if file is not None else ()
 
     def text(self, handle: str) -> str:
         """Return the text that is kept under `handle`. Raises ToolError when there is no such thing, OSError."""
@@ -177,7 +177,7 @@ class Stash:
         known = ", ".join(f".{name}" for name in self.handles()[-5:])
         return f"There is no {handle!r}. {f'The last handles: {known}' if known else 'Nothing is kept'}."
 
-    def files(self) -> dict[str, File]:
+    def files(self) -> dict[str, HandleFile]:
         """Return the file of each handle that has one, in order."""
         return _files(self._folder)
 
@@ -239,9 +239,9 @@ def _listed(folder: Path) -> list[str]:
         return []
 
 
-def _files(folder: Path) -> dict[str, File]:
+def _files(folder: Path) -> dict[str, HandleFile]:
     matches = filter(None, map(NAME.fullmatch, _listed(folder)))
-    return {match[1]: File(folder / match[0], match[2], match[3] or "", match[4]) for match in matches}
+    return {match[1]: HandleFile(folder / match[0], match[2], match[3] or "", match[4]) for match in matches}
 
 
 def _notes(folder: Path) -> dict[str, Path]:

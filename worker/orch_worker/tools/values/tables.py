@@ -50,7 +50,7 @@ class Table(Struct):
     notes: Callable[[], list[str]] = list
 
 
-class _Seen(Struct):
+class _RowSample(Struct):
     """What was noticed while rows were read."""
 
     uneven: int = 0
@@ -125,7 +125,7 @@ def _frame(value: Any) -> Table | None:
 
 def _csv(file: BinaryIO, name: str) -> Table:
     sample = file.read(SNIFFED_BYTES)
-    encoding, seen = _encoding(sample), _Seen()
+    encoding, seen = _encoding(sample), _RowSample()
     if b"\0" in sample and encoding != "utf-16":
         raise ToolError(f"{name!r} is a binary file.")
     if encoding == "latin-1":
@@ -227,7 +227,7 @@ def _what(value: Any) -> str:
 
 
 def _json_lines(file: BinaryIO, name: str) -> Table:  # noqa: ARG001
-    seen = _Seen()
+    seen = _RowSample()
 
     def read() -> Iterator[Row]:
         for number, line in enumerate(iter(lambda: file.readline(MAX_WHOLE), b""), 1):

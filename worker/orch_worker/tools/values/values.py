@@ -18,18 +18,28 @@ from msgspec.structs import replace
 
 from orch_protocol.core.errors import AgentError, NoValueError
 from orch_protocol.core.messages import Reply
-from orch_protocol.core.taint import Bit, Mark, bits_in, mark, passed_on
-from orch_protocol.core.values import Taken, TakeValue
+from orch_protocol.core.taint import Bit, TaintLabel, bits_in, inherited_labels, taint_label
+from orch_protocol.core.values import TakenValue, TakeValue
 from orch_protocol.services.resources import TAKE_VALUE
 
 from ...system.files import regular_open_regular
-from ...system.isolated_read import Deadly, taste
+from ...system.isolated_read import FatalBytesError, taste
 from ..api.base import ToolContext, ToolError
-from .codec import EXTENSIONS, Kind, NotMovable, packed, unpacked
+from .codec import EXTENSIONS, Kind, NotTransferableError, packed, unpacked
 from .repr import bytes_text, glimpse
-from .store import TEXT, File, Note, Stash, named
+from .store import TEXT, HandleFile, HandleMetadata, ValueFiles, named
 
-__all__ = ["MOST", "Handles", "Kept", "NoHandle", "Values", "adopted", "all_of", "data_of", "value_of"]
+__all__ = [
+    "MOST",
+    "Handles",
+    "StoredValue",
+    "UnknownHandleError",
+    "ValueStore",
+    "adopted",
+    "all_of",
+    "data_of",
+    "value_of",
+]
 
 
 MOST_STORED: Final = 64 << 20
@@ -39,12 +49,12 @@ READERS: Final = frozenset({"read_handle", "run_python"})
 KINDS: Final = {ending: kind for kind, ending in EXTENSIONS.items()}
 
 
-class Kept(Struct, frozen=True):
+class StoredValue(Struct, frozen=True):
     """What is under a handle, such as `.h_001`. `stored` says whether it outlives the process, `note` what it is."""
 
     handle: str
     stored: bool
-    note: Note
+    note: HandleMetadata
 
     @property
     def head(self) -> str:
@@ -65,7 +75,7 @@ class Kept(Struct, frozen=True):
         return "\n".join([f"[{self.handle}: {self.head}", *self.note.lines, f"{'; '.join(filter(None, how))}]"])
 
 
-class Values:
+class ValueStore:
     """The values of one agent. Any thread may ask.
 
     What would take more room than there is lets the oldest go that is not pinned: `on_disk` and `in_memory` are how
@@ -73,57 +83,57 @@ class Values:
     """
 
     def __init__(self, context: ToolContext, on_disk: int = MOST_ON_DISK, in_memory: int = MOST_IN_MEMORY) -> None:
-        self._stash = context.own(Stash) if context.folder is not None else None
+        self._stash = context.own(ValueFiles) if context.folder is not None else None
         self._on_disk, self._in_memory = on_disk, in_memory
         self._alive: dict[str, Any] = {}
-        self._notes: dict[str, Note] = {}
+        self._notes: dict[str, HandleMetadata] = {}
         self._bits: dict[str, frozenset[Bit]] = {}
         self._lock = self._stash.lock if self._stash is not None else threading.RLock()
         self._told: list[str] = []
         self._read: tuple[str, Any] | None = None
 
-    def keep(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> Kept:
+    def keep(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> StoredValue:
         """Keep `value` and return what it is kept as. Raises OSError when a file cannot be written."""
         look = glimpse(value)
-        note = Note(look.type, look.extent, look.size, look.lines, local=local)
+        note = HandleMetadata(look.type, look.extent, look.size, look.lines, local=local)
         try:
             return self._stored(value, note, bits)
-        except NotMovable as error:
+        except NotTransferableError as error:
             return self._hold(value, replace(note, why=str(error)), bits)
 
-    def store(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> Kept:
-        """Keep `value` as data. Raises NotMovable when it is none, or too large; OSError."""
+    def store(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> StoredValue:
+        """Keep `value` as data. Raises NotTransferableError when it is none, or too large; OSError."""
         look = glimpse(value)
-        return self._stored(value, Note(look.type, look.extent, look.size, look.lines, local=local), bits)
+        return self._stored(value, HandleMetadata(look.type, look.extent, look.size, look.lines, local=local), bits)
 
-    def file(self, handle: str) -> File:
+    def file(self, handle: str) -> HandleFile:
         """Return the file that holds what is stored under `handle`. Raises ToolError."""
         with self._lock:
             if (note := self._notes.get(named(handle))) is not None:
                 raise ToolError(f".{named(handle)} is in this process alone: {note.why}.")
             return self._file(handle)
 
-    def adopt(self, kind: str, data: bytes, note: Note, *, bits: Collection[Bit] = ()) -> Kept:
+    def adopt(self, kind: str, data: bytes, note: HandleMetadata, *, bits: Collection[Bit] = ()) -> StoredValue:
         """Keep a value that is data already. Raises ToolError without a session folder, OSError."""
         if self._stash is None:
             raise ToolError("nothing is stashed here: this agent has no session folder")
         with self._lock:
             note = replace(note, kind=kind)
             handle = self._stash.put(data, EXTENSIONS[kind], bits, note)
-            kept = Kept(handle, stored=True, note=self._stash.noted(handle) or note)
+            kept = StoredValue(handle, stored=True, note=self._stash.noted(handle) or note)
             self._make_room_on_disk(named(handle))
         return kept
 
-    def get(self, handle: str) -> Kept:
+    def get(self, handle: str) -> StoredValue:
         """Return what is under `handle`. Raises ToolError when nothing is, or nothing any more."""
         with self._lock:
             name = named(handle)
             if (note := self._notes.get(name)) is not None and name in self._alive:
-                return Kept(f".{name}", stored=False, note=note)
+                return StoredValue(f".{name}", stored=False, note=note)
             file = self._file(handle)
             assert self._stash is not None
             note = self._stash.noted(name) or self._described(name, file.ending)
-            return Kept(f".{name}", stored=True, note=note)
+            return StoredValue(f".{name}", stored=True, note=note)
 
     def load(self, handle: str, *, again: bool = False) -> Any:
         """Return the value under `handle`; with `again` maybe the same object as the last time, not to be changed.
@@ -142,14 +152,14 @@ class Values:
                 self._read = (name, value)
             return value
 
-    def marks(self, handle: str) -> tuple[Mark, ...]:
+    def marks(self, handle: str) -> tuple[TaintLabel, ...]:
         """Return what reading `handle` brings into a conversation."""
         held = self._bits.get(named(handle))
         if held is not None:
-            return tuple(mark(bit, f"what is kept as {handle}") for bit in sorted(held))
+            return tuple(taint_label(bit, f"what is kept as {handle}") for bit in sorted(held))
         return self._stash.marks(handle) if self._stash is not None else ()
 
-    def pin(self, handle: str, pinned: bool = True) -> Kept:
+    def pin(self, handle: str, pinned: bool = True) -> StoredValue:
         """Let a value never go to make room, or let it go again. Raises ToolError, OSError."""
         with self._lock:
             kept = self.get(handle)
@@ -172,7 +182,7 @@ class Values:
             told, self._told = self._told, []
             return told
 
-    def rows(self) -> list[Kept]:
+    def rows(self) -> list[StoredValue]:
         """Return everything that can be read, in the order in which it was kept."""
         found = []
         for handle in self:
@@ -189,21 +199,23 @@ class Values:
                 names |= set(self._stash.files())
         return iter([f".{name}" for name in sorted(names, key=lambda name: int(name[2:]))])
 
-    def _stored(self, value: Any, note: Note, bits: Collection[Bit]) -> Kept:
+    def _stored(self, value: Any, note: HandleMetadata, bits: Collection[Bit]) -> StoredValue:
         if self._stash is None:
-            raise NotMovable("this agent has no session folder")
+            raise NotTransferableError("this agent has no session folder")
         data = packed(value) if note.size <= MOST_STORED else None
         if data is None or len(data.data) > MOST_STORED:
-            raise NotMovable(f"values of more than {bytes_text(MOST_STORED)} are not stored: write it to a file")
+            raise NotTransferableError(
+                f"values of more than {bytes_text(MOST_STORED)} are not stored: write it to a file"
+            )
         return self.adopt(data.kind, data.data, note, bits=bits)
 
-    def _hold(self, value: Any, note: Note, bits: Collection[Bit]) -> Kept:
+    def _hold(self, value: Any, note: HandleMetadata, bits: Collection[Bit]) -> StoredValue:
         with self._lock:
             for name, held in self._alive.items():
                 if held is value:
                     self._bits[name] |= frozenset(bits)
                     known = self._notes[name] = replace(self._notes[name], local=self._notes[name].local or note.local)
-                    return Kept(f".{name}", stored=False, note=known)
+                    return StoredValue(f".{name}", stored=False, note=known)
             if self._stash is not None:
                 name = self._stash.next()
                 self._stash.note(name, note)
@@ -211,7 +223,7 @@ class Values:
                 name = f"h_{1 + max((int(name[2:]) for name in self._notes), default=0):03}"
             self._alive[name], self._notes[name], self._bits[name] = value, note, frozenset(bits)
             self._make_room_in_memory(name)
-        return Kept(f".{name}", stored=False, note=note)
+        return StoredValue(f".{name}", stored=False, note=note)
 
     def _make_room_on_disk(self, but: str) -> None:
         assert self._stash is not None
@@ -237,7 +249,7 @@ class Values:
                 most = bytes_text(self._in_memory)
                 self._let_go(name, note, f"values in memory may take {most} under handles, and it was the oldest")
 
-    def _let_go(self, name: str, note: Note, why: str) -> None:
+    def _let_go(self, name: str, note: HandleMetadata, why: str) -> None:
         self._alive.pop(name, None)
         self._notes.pop(name, None)
         self._bits.pop(name, None)
@@ -248,7 +260,7 @@ class Values:
             self._stash.drop(name)
         self._told.append(f"[.{name} ({note.type}) is gone: {why}.]")
 
-    def _file(self, handle: str) -> File:
+    def _file(self, handle: str) -> HandleFile:
         """Return the file under `handle`. Raises ToolError when there is none, which says why."""
         name = named(handle)
         if self._stash is None:
@@ -264,16 +276,16 @@ class Values:
         assert self._stash is not None
         try:
             return unpacked(KINDS.get(ending, ending), self._stash.read(name))
-        except NotMovable as error:
+        except NotTransferableError as error:
             raise ToolError(f".{name} cannot be read: {error}.") from error
 
-    def _described(self, name: str, ending: str) -> Note:
+    def _described(self, name: str, ending: str) -> HandleMetadata:
         """Return what is known of a file without a note."""
         look = glimpse(self._unpacked(name, ending))
-        return Note(look.type, look.extent, look.size, look.lines, kind=KINDS.get(ending, ending))
+        return HandleMetadata(look.type, look.extent, look.size, look.lines, kind=KINDS.get(ending, ending))
 
 
-class NoHandle(KeyError):
+class UnknownHandleError(KeyError):
     """There is nothing under that handle, or nothing any more; says which and why."""
 
     __str__ = Exception.__str__
@@ -287,7 +299,10 @@ class Handles:
     """
 
     def __init__(
-        self, values: Values, seen: Callable[[str], None], brought: Callable[[], tuple[tuple[Mark, ...], bool]]
+        self,
+        values: ValueStore,
+        seen: Callable[[str], None],
+        brought: Callable[[], tuple[tuple[TaintLabel, ...], bool]],
     ) -> None:
         self._values = values
         self._seen = seen
@@ -297,7 +312,7 @@ class Handles:
         try:
             value = self._values.load(str(handle))
         except ToolError as error:
-            raise NoHandle(str(error)) from None
+            raise UnknownHandleError(str(error)) from None
         self._seen(str(handle))
         return value
 
@@ -335,7 +350,7 @@ class Handles:
         try:
             how(str(handle))
         except ToolError as error:
-            raise NoHandle(str(error)) from None
+            raise UnknownHandleError(str(error)) from None
 
 
 # --- Taking over values of other agents ---
@@ -376,12 +391,12 @@ async def all_of(context: ToolContext, reply: Reply) -> str:
 async def _taken_over(context: ToolContext, ref: str, name: str, *, local: bool) -> tuple[str, str]:
     """Keep the value of `name` in the agent `ref` here; return that one's id, and the marker of the handle."""
     taken = await context.call_root(TAKE_VALUE, TakeValue(ref, name), context.seconds)
-    values = context.own(Values)
+    values = context.own(ValueStore)
     kept = await asyncio.to_thread(_keep, values, taken, local)
     return taken.id, "\n".join([kept.text(context.granted), *values.told()])
 
 
-def data_of(taken: Taken) -> bytes:
+def data_of(taken: TakenValue) -> bytes:
     """Return the bytes of the file that holds a value. Raises NoValueError when they are not those that were stored."""
     try:
         with regular_open_regular(Path(taken.path)) as file:
@@ -393,30 +408,30 @@ def data_of(taken: Taken) -> bytes:
     return data
 
 
-def value_of(taken: Taken) -> Any:
+def value_of(taken: TakenValue) -> Any:
     """Return the value itself. Raises NoValueError, also where reading it would end this process."""
     data = _tasted(taken)
     try:
         return unpacked(taken.value.kind, data)
-    except NotMovable as error:
+    except NotTransferableError as error:
         raise NoValueError(f"{taken.name!r} of agent {taken.id}: {error}") from error
 
 
-def _tasted(taken: Taken) -> bytes:
+def _tasted(taken: TakenValue) -> bytes:
     """Return the bytes that hold a value, of which nobody dies who reads them. Raises NoValueError."""
     data = data_of(taken)
     if (reader := DEADLY.get(taken.value.kind)) is not None:
         try:
             taste(*reader, data)
-        except Deadly as error:
+        except FatalBytesError as error:
             raise NoValueError(f"{taken.name!r} of agent {taken.id} cannot be read: {error}") from error
     return data
 
 
-def _keep(values: Values, taken: Taken, local: bool) -> Kept:
+def _keep(values: ValueStore, taken: TakenValue, local: bool) -> StoredValue:
     value = taken.value
     if value.kind not in EXTENSIONS:
         raise NoValueError(f"{taken.name!r} is of a kind that is not known here: {value.kind!r}")
     data = _tasted(taken)
-    note = Note(value.type, value.extent, value.size, value.lines, local=local or value.local)
-    return values.adopt(value.kind, data, note, bits=bits_in(passed_on(value.marks, taken.id)))
+    note = HandleMetadata(value.type, value.extent, value.size, value.lines, local=local or value.local)
+    return values.adopt(value.kind, data, note, bits=bits_in(inherited_labels(value.marks, taken.id)))

@@ -28,7 +28,7 @@ _MANY_LINES: Final = re.compile(r"\n{3,}")
 
 def html_text(html: str, url: str, stop_at: float) -> str:
     """Return `html`, found at `url`, as text; what is not converted at `stop_at` (monotonic) is left out and told."""
-    reader = _Reader(url)
+    reader = _TextExtractor(url)
     for start in range(0, len(html), CHUNK):
         if time.monotonic() > stop_at:
             return f"{reader.text()}\n\n[time was up: {len(html) - start:,} of {len(html):,} characters not converted]"
@@ -42,7 +42,7 @@ def _tidy(text: str) -> str:
     return _MANY_LINES.sub("\n\n", "\n".join(lines)).strip()
 
 
-class _Link(NamedTuple):
+class _OpenLink(NamedTuple):
     """A link that is open: where it leads, which part of the text it begins in, and how much was said before it."""
 
     address: str
@@ -50,14 +50,14 @@ class _Link(NamedTuple):
     said: int
 
 
-class _Reader(HTMLParser):
+class _TextExtractor(HTMLParser):
     def __init__(self, url: str) -> None:
         super().__init__(convert_charrefs=True)
         self._url = url
         self._parts: list[str] = []
         self._skipping: list[str] = []
         self._lists: list[int | None] = []  # the last number of each list that is open, None where there are bullets
-        self._links: list[_Link] = []
+        self._links: list[_OpenLink] = []
         self._said = 0  # how much was said so far that can be seen
         self._pre = 0
 
@@ -95,7 +95,7 @@ class _Reader(HTMLParser):
         elif tag in ("td", "th"):
             self._parts.append("| " if self._parts and self._parts[-1].endswith("\n") else " | ")
         elif tag == "a":
-            self._links.append(_Link(self._address(about.get("href")), len(self._parts), self._said))
+            self._links.append(_OpenLink(self._address(about.get("href")), len(self._parts), self._said))
             self._parts.append("[" if self._links[-1].address else "")
         elif tag == "img" and about.get("alt"):
             self._parts.append(f"(image: {about['alt']})")

@@ -18,7 +18,7 @@ from .addresses import elsewhere, resolve
 if TYPE_CHECKING:
     from httpx2 import Response
 
-__all__ = ["Page", "fetch", "post_json"]
+__all__ = ["FetchedPage", "fetch", "post_json"]
 
 MAX_REDIRECTS: Final = 5
 MAX_BYTES: Final = 5 << 20
@@ -36,7 +36,7 @@ WANTED: Final = {
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
-class Page(Struct, frozen=True):
+class FetchedPage(Struct, frozen=True):
     """What a URL led to. `truncated`: there was more than 5 MiB of it."""
 
     url: str
@@ -53,7 +53,7 @@ async def fetch(
     resolve: Resolve = resolve,
     allowed: Callable[[str], bool] = elsewhere,
     tls: ssl.SSLContext | None = None,
-) -> Page:
+) -> FetchedPage:
     """Return what `url` leads to, over at most five redirects, within `seconds`. Raises ToolError.
 
     Each host is resolved once, every address of it must be `allowed`, and one of those very addresses is connected to:
@@ -70,7 +70,7 @@ async def fetch(
                         "refused."
                     )
                 found = await _get(target, addresses, tls)
-                if isinstance(found, Page):
+                if isinstance(found, FetchedPage):
                     return found
                 url = urljoin(url, found)
             raise ToolError(f"More than {MAX_REDIRECTS} redirects, the last to {url!r}: given up.")
@@ -78,7 +78,7 @@ async def fetch(
         raise ToolError(f"{url!r} was not there in full within {seconds:.0f} s.") from None
 
 
-async def post_json(url: str, body: Any, *, headers: Mapping[str, str], seconds: float) -> Page:
+async def post_json(url: str, body: Any, *, headers: Mapping[str, str], seconds: float) -> FetchedPage:
     """Return the answer to `body`, sent as JSON to a service that we chose ourselves. Raises ToolError."""
     import httpx2
 
@@ -115,7 +115,7 @@ def _port(target: SplitResult) -> int:
     return PORTS[target.scheme] if target.port is None else target.port
 
 
-async def _get(target: SplitResult, addresses: list[str], tls: ssl.SSLContext | None) -> Page | str:
+async def _get(target: SplitResult, addresses: list[str], tls: ssl.SSLContext | None) -> FetchedPage | str:
     """Return the page, or where it redirects to, from the first of `addresses` that can be connected to."""
     import httpx2
 
@@ -133,7 +133,7 @@ async def _get(target: SplitResult, addresses: list[str], tls: ssl.SSLContext | 
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise ToolError(f"{target.geturl()!r}: {error or type(error).__name__}.") from error
         else:
-            return msgspec.structs.replace(found, url=target.geturl()) if isinstance(found, Page) else found
+            return msgspec.structs.replace(found, url=target.geturl()) if isinstance(found, FetchedPage) else found
     raise ToolError(f"{target.geturl()!r} cannot be reached: {why or type(why).__name__}.")
 
 
@@ -145,7 +145,7 @@ async def _exchange(
     host: str = "",
     content: bytes | None = None,
     tls: ssl.SSLContext | None = None,
-) -> Page | str:
+) -> FetchedPage | str:
     """Return the answer to one request, or where it redirects to. With `host`, that is who must answer at the address.
 
     Raises HTTPError, ToolError.
@@ -165,7 +165,7 @@ async def _exchange(
             if response.status_code in REDIRECTS and location:
                 return str(location)
             body, truncated = await _body(response)
-            return Page(url, response.status_code, response.headers.get("content-type", ""), body, truncated)
+            return FetchedPage(url, response.status_code, response.headers.get("content-type", ""), body, truncated)
         finally:
             await response.aclose()
 

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from ...system.secrets import SEARCH_KEY
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from .html_text import html_text
-from .http import Page, fetch, post_json
+from .http import FetchedPage, fetch, post_json
 
 __all__ = ["fetch_url", "readable", "search", "web_search"]
 
@@ -29,7 +29,7 @@ _CHARSET: Final = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 _HTML: Final = re.compile(rb"\s*(<!doctype html|<html|<head|<body)", re.IGNORECASE)
 
 
-class Found(Struct, frozen=True):
+class SearchResult(Struct, frozen=True):
     """One result of a search."""
 
     title: str
@@ -37,10 +37,10 @@ class Found(Struct, frozen=True):
     content: str = ""
 
 
-class Results(Struct, frozen=True):
+class SearchResults(Struct, frozen=True):
     """What the search service answers with."""
 
-    results: list[Found]
+    results: list[SearchResult]
 
 
 @tool(category="web")
@@ -82,14 +82,14 @@ async def search(query: str, key: str, most: int, seconds: float, api: str = SEA
         said = page.body[:500].decode(errors="replace").replace(key, "(key)")
         raise ToolError(f"The search service answered with status {page.status}: {said}")
     try:
-        found = msgspec.json.decode(page.body, type=Results).results[:most]
+        found = msgspec.json.decode(page.body, type=SearchResults).results[:most]
     except msgspec.MsgspecError as error:
         raise ToolError(f"The search service answered with something else than results: {error}.") from error
     shown = (f"{each.title}\n{each.url}\n{' '.join(each.content.split())[:MAX_SNIPPET]}" for each in found)
     return "\n\n".join(shown) or f"Nothing found for {query!r}."
 
 
-def readable(page: Page, stop_at: float) -> str:
+def readable(page: FetchedPage, stop_at: float) -> str:
     """Return the text of `page`. Raises ToolError for what is none."""
     kind = page.content_type.partition(";")[0].strip().lower()
     is_html = kind in ("text/html", "application/xhtml+xml") or (not kind and bool(_HTML.match(page.body)))
@@ -99,7 +99,7 @@ def readable(page: Page, stop_at: float) -> str:
     return html_text(text, page.url, stop_at) if is_html else text
 
 
-def _decoded(page: Page, is_html: bool) -> str:
+def _decoded(page: FetchedPage, is_html: bool) -> str:
     said = _CHARSET.search(page.content_type)
     if said is None and is_html:
         said = _CHARSET.search(page.body[:SNIFF_BYTES].decode("ascii", errors="replace"))
