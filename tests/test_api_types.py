@@ -55,7 +55,7 @@ def test_derived_methods_keep_signatures_and_results(tmp_path: Path) -> None:
         "Reply",
         "int",
         "def (*, timeout: float | None =, again: bool =, query: str =) -> Reply | None",
-        "SessionShown",
+        "SessionTree",
         "def (entry: str | int | None, *, summary: str | None =, summarize: bool =)",
         "list[Queued]",
         "def (event: object, context: object) -> int",

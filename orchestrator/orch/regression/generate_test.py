@@ -389,7 +389,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orch.regression.replay_agent import retell
+from orch.regression.replay_agent import replay_recording
 from orch.regression.generate_test import differences
 
 LIVE: tuple[str, ...] = ()
@@ -402,5 +402,5 @@ STORY: dict[str, Any] = {pprint.pformat(story, width=116, sort_dicts=False)}
 
 def test_{word}(tmp_path: Path) -> None:
     """Each request is the one that was recorded."""
-    assert differences(STORY, retell(STORY, tmp_path, folder=FOLDER, live=LIVE)) == []
+    assert differences(STORY, replay_recording(STORY, tmp_path, folder=FOLDER, live=LIVE)) == []
 '''

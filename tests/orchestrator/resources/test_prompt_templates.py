@@ -172,5 +172,5 @@ class TestAsked:
             assert world.register_prompt_template(Own()) == ("own",)
             with pytest.raises(ConfigError, match="needs a text"):
                 world.register_prompt_template("bare")
-            with pytest.raises(ConfigError, match="not 3"):
+            with pytest.raises(ConfigError, match="got 3"):
                 world.register_prompt_template(3)  # type: ignore[arg-type]

@@ -306,7 +306,7 @@ async def test_a_summary_is_paid_like_any_response(agent: Agent) -> None:
     agent.writer.answers.append("notes")
     await agent.compact()
     await agent.purse.settled()
-    assert [type(each).__name__ for each in asked] == ["Reserve", "Settle"]
+    assert [type(each).__name__ for each in asked] == ["ReserveBudget", "SettleBudget"]
     assert asked[1].amounts.model_calls == 1
     assert agent.entry.usage is not None
     assert agent.entry.usage.model_calls == 1

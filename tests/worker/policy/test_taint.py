@@ -20,7 +20,8 @@ from orch_protocol.session.entries import Checkout, MarksEntry
 from orch_worker.policy.rules import JudgedCall, NamedPath, ResolvedRules
 from orch_worker.policy.taint import TaintLabels, judge_taint, labelled, nature_of, trusts
 from orch_worker.session.transcript import Transcript
-from orch_worker.tools.api.base import CallRootService, Tool, ToolContext, ToolOutput, tool
+from orch_worker.tools.api.base import Tool, ToolContext, ToolOutput, tool
+from orch_worker.tools.api.root_client import CallRoot
 from orch_worker.tools.dispatch.guard import Guard
 from orch_worker.tools.dispatch.local_only import LocalOnlyGuard
 from orch_worker.tools.dispatch.presets import load
@@ -224,7 +225,7 @@ class Life:
         *,
         answer: bool | None = None,
         fetch: Tool = fetched,
-        asks: CallRootService | None = None,
+        asks: CallRoot | None = None,
     ) -> None:
         self.transcript = Transcript.open(folder / "session", agent="a1", cwd=str(folder))
         self.marks = TaintLabels(self.transcript)

@@ -61,17 +61,17 @@ async def test_too_little_of_an_id_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "given", "words"),
     [
-        ("search_archive", (None,), r"`\$.query`"),
-        ("search_archive", ([],), r"`\$.query`"),
-        ("read_archive", (None,), r"`\$.id`"),
-        ("read_archive", ("",), "goes by its id"),
+        ("search", (None,), r"`\$.query`"),
+        ("search", ([],), r"`\$.query`"),
+        ("read", (None,), r"`\$.id`"),
+        ("read", ("",), "goes by its id"),
     ],
 )
 async def test_what_is_no_query_and_no_id_is_told(tmp_path: Path, method: str, given: Any, words: str) -> None:
     """Python's own complaint would name a line of ours."""
     async with opened(tmp_path) as o:
         with pytest.raises(ConfigError, match=words):
-            await getattr(o, method)(*given)
+            await getattr(o.archives, method)(*given)
         with pytest.raises(ConfigError, match=r"`\$.limit`"):
             await o.archives.search("x", limit="many")  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=r"`\$.first`"):

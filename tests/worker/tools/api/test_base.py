@@ -399,7 +399,7 @@ class TestRootTool:
     async def test_without_a_root(self) -> None:
         """Where there is no root, the call says so."""
         made = root_tool(ToolSpec("area", "Multiply.", {"type": "object"}))
-        assert text(await dispatch(made)) == "there is no root here to ask for 'run_tool'"
+        assert text(await dispatch(made)) == "cannot call 'run_tool': this tool runs without a root"
 
 
 def test_specs_keep_the_order_of_the_grant() -> None:
