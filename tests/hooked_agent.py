@@ -19,7 +19,7 @@ from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.conversation.prompt_parts import of_tier, rendered
 from orch_worker.hooks.hook import Hook, HookRegistry, make_hook
 from orch_worker.hooks.runner import HookCalls, HookContext
-from orch_worker.session.session import Session
+from orch_worker.session.session import SessionState
 from orch_worker.tools.api.base import tool
 
 __all__ = ["CALL", "PARTS", "SPEC", "TWO", "Hooked", "Watched", "fails", "on", "shout"]
@@ -58,7 +58,7 @@ class Notes:
     """Where a transcript keeps what was done beside a turn."""
 
     def __init__(self) -> None:
-        self.session = Session()
+        self.session = SessionState()
         self.phases: list[dict[str, Any]] = []
 
     def phase(self, **told: Any) -> None:

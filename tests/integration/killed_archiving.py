@@ -142,7 +142,7 @@ def worker_points() -> dict[str, Callable[[], None]]:
     """Return what to do to die at each point, in the order in which a worker comes to them."""
     from orch_worker.context.archiving import TurnArchiver
     from orch_worker.session.log.append_log import AppendLog
-    from orch_worker.session.session import Session
+    from orch_worker.session.session import SessionState
     from orch_worker.session.transcript import Transcript
     from orch_worker.transport.worker_endpoint import WorkerEndpoint
 
@@ -156,7 +156,7 @@ def worker_points() -> dict[str, Callable[[], None]]:
         "the entry is written": lambda: written(ARCHIVE),
         "the entry is on the disk": lambda: after(AppendLog, "append", holds(ARCHIVE)),
         "the session is what the entry says": lambda: after(
-            Session, "apply", lambda _, entry: type(entry).__name__ == "ArchiveEntry"
+            SessionState, "apply", lambda _, entry: type(entry).__name__ == "ArchiveEntry"
         ),
         "the backend is to be what the session is": lambda: before(TurnArchiver, "_reload"),
         "the root is to be told": lambda: before(WorkerEndpoint, "call_root", asks("archived")),

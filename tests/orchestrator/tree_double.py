@@ -15,7 +15,7 @@ from orch.tree.journal.events import (
     RestartWorker,
     Send,
     Signal,
-    Spawn,
+    SpawnRequested,
     StartQuery,
     Timer,
     WorkerBooted,
@@ -71,7 +71,7 @@ class Forest:
 
     def spawn(self, caller: str | None = None, up: bool = True, **fields: Any) -> str:
         """Spawn an agent, bring it up unless told not to, and return its id."""
-        id: str = self.handle(Spawn(self.spec(**fields), caller))
+        id: str = self.handle(SpawnRequested(self.spec(**fields), caller))
         if up:
             self.up(id)
         return id
@@ -117,7 +117,7 @@ __all__ = [
     "ProcessExited",
     "Send",
     "Signal",
-    "Spawn",
+    "SpawnRequested",
     "StartQuery",
     "Timer",
     "WorkerBooted",

@@ -15,7 +15,7 @@ from .text.diffs import changes
 if TYPE_CHECKING:
     from .app import Chat
 
-__all__ = ["APPROVE", "LEAVE", "REPLIES_PLAN", "AskUser", "Consent", "Questions", "consent", "leaving"]
+__all__ = ["APPROVE", "LEAVE", "REPLIES_PLAN", "AskUser", "ConsentInput", "Questions", "consent", "leaving"]
 
 AskUser = Callable[[dict[str, Any]], str | None]
 """Asks the user a question, and returns the scope of a yes, None for a no."""
@@ -39,7 +39,7 @@ ENDS: Final[dict[str, Literal["keep", "end", "stay"]]] = {
 }
 
 
-class Consent(Struct, frozen=True):
+class ConsentInput(Struct, frozen=True):
     """The answer to what needs approval."""
 
     allow: bool
@@ -47,15 +47,15 @@ class Consent(Struct, frozen=True):
     reason: str = ""
 
 
-def consent(text: str, *, plan: bool = False) -> Consent | None:
+def consent(text: str, *, plan: bool = False) -> ConsentInput | None:
     """Return the answer that `text` is, None when it is none: it may have been on its way before the question came."""
     word, _, rest = text.strip().partition(" ")
     word = word.lower().rstrip(":,")
     if word in ("n", "no"):
-        return Consent(False, reason=rest.strip())
+        return ConsentInput(False, reason=rest.strip())
     if rest.strip() or word not in YES or (plan and YES[word] != "once"):
         return None
-    return Consent(True, YES[word])
+    return ConsentInput(True, YES[word])
 
 
 def leaving(text: str) -> Literal["keep", "end", "stay"] | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 __all__ = [
-    "Command",
+    "CliCommand",
     "CommandGroup",
     "Parser",
     "SetOnce",
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         return f"; a text that begins with a dash goes last, behind --: {self.prog} ... -- {texts[-1]}"
 
 
-class Command:
+class CliCommand:
     """A command. `arguments` describes them to a parser, `act` does it and returns the exit code."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Command:
 class CommandGroup:
     """Commands that share their first word; the second one says which of `verbs` is meant."""
 
-    def __init__(self, what: str, example: str, verbs: dict[str, tuple[str, Command]]) -> None:
+    def __init__(self, what: str, example: str, verbs: dict[str, tuple[str, CliCommand]]) -> None:
         self._what = what
         self._example = example
         self.verbs = verbs

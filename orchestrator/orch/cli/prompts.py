@@ -10,7 +10,7 @@ from ..client.failure import CommandError
 from ..render import terminal
 from ..render.prompts import template_data, template_row, template_table
 from . import command
-from .command import Command
+from .command import CliCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _prompts(arguments: Namespace) -> int:
 
 
 VERBS = {
-    "prompts": Command(
+    "prompts": CliCommand(
         "List templates of prompts, with their variables; or print one of them.",
         "orch prompts review --var language=Rust",
         _arguments,

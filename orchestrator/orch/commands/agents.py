@@ -36,7 +36,7 @@ from ..render import terminal
 from ..render.approvals import permission_lines
 from ..render.workspace import table
 from ..services.models.model_selection import announced_model
-from .registry import CommandContext, CommandResult, command, flag, option, positional, remainder
+from .registry import CommandResult, SessionContext, command, flag, option, positional, remainder
 
 __all__ = ["COMMANDS", "LOOKING_COMMANDS"]
 
@@ -46,7 +46,7 @@ AGENT: Final = positional("id", "agent", required=True)
 
 
 @command("agents", "agents and what they do, children below their parents", flag("all"), group=GROUP, aliases=("ps",))
-async def agents(here: CommandContext) -> CommandResult:
+async def agents(here: SessionContext) -> CommandResult:
     rows = await here.ask(LIST_AGENTS, all=here.get("all") is not None)
     return CommandResult(terminal.agent_tree(rows), rows)
 
@@ -62,7 +62,7 @@ async def agents(here: CommandContext) -> CommandResult:
     flag("idle"),
     group=GROUP,
 )
-async def spawn(here: CommandContext) -> CommandResult:
+async def spawn(here: SessionContext) -> CommandResult:
     tools = here.get("tools")
     asked: dict[str, Any] = {name: here.get(name) for name in ("task", "model", "preset", "name") if here.get(name)}
     if tools is not None:
@@ -89,7 +89,7 @@ def _as_session(spec: AgentSpec) -> dict[str, Any]:
 
 
 @command("ask", "ask another agent and wait for its answer", AGENT, remainder("prompt", required=True), group=GROUP)
-async def ask(here: CommandContext) -> CommandResult:
+async def ask(here: SessionContext) -> CommandResult:
     reply = await here.ask(QUERY, ref=here.said["id"], prompt=here.said["prompt"])
     return CommandResult(terminal.safe(reply["text"]), reply)
 
@@ -101,7 +101,7 @@ async def ask(here: CommandContext) -> CommandResult:
     remainder("prompt"),
     group=GROUP,
 )
-async def queue(here: CommandContext) -> CommandResult:
+async def queue(here: SessionContext) -> CommandResult:
     id, prompt = here.get("id") or here.id, here.get("prompt")
     if prompt is not None:
         submitted = await here.ask(SUBMIT, ref=id, prompt=prompt)
@@ -112,7 +112,7 @@ async def queue(here: CommandContext) -> CommandResult:
 
 
 @command("collect", "take the answer of an agent that was asked without waiting", AGENT, group=GROUP)
-async def collect(here: CommandContext) -> CommandResult:
+async def collect(here: SessionContext) -> CommandResult:
     try:
         reply = await here.ask(COLLECT, ref=here.said["id"], timeout=0.0)
     except QueryTimeoutError:
@@ -121,32 +121,32 @@ async def collect(here: CommandContext) -> CommandResult:
 
 
 @command("kill", "end an agent and everything below it; its transcript stays", AGENT, group=GROUP)
-async def kill(here: CommandContext) -> CommandResult:
+async def kill(here: SessionContext) -> CommandResult:
     killed = await here.ask(KILL, refs=[here.said["id"]])
     return CommandResult(f"ended: {', '.join(killed['ids'])}", killed)
 
 
 @command("resume", "let an agent that was killed, or has failed, answer again", AGENT, group=GROUP)
-async def resume(here: CommandContext) -> CommandResult:
+async def resume(here: SessionContext) -> CommandResult:
     row = await here.ask(RESUME, ref=here.said["id"])
     return CommandResult(f"{row['id']} answers again", row)
 
 
 @command("switch", "talk to another agent from now on", AGENT, group=GROUP, aliases=("use",), moves=True)
-async def switch(here: CommandContext) -> CommandResult:
+async def switch(here: SessionContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.said["id"])
     told = f"talking to {terminal.safe(row['name'])} ({row['id']})"
     return CommandResult(told, row, Effect("switch", row["id"]))
 
 
 @command("steer", "say something to an agent that works", AGENT, remainder("text", required=True), group=GROUP)
-async def steer(here: CommandContext) -> CommandResult:
+async def steer(here: SessionContext) -> CommandResult:
     said = await here.ask(STEER, ref=here.said["id"], text=here.said["text"])
     return CommandResult("said", said)
 
 
 @command("cancel", "end what an agent does just now, this one unless named", positional("id", "agent"), group=GROUP)
-async def cancel(here: CommandContext) -> CommandResult:
+async def cancel(here: SessionContext) -> CommandResult:
     row = await here.ask(CANCEL_TURN, ref=here.get("id") or here.id)
     return CommandResult("it ends its turn", row)
 
@@ -160,7 +160,7 @@ LOOKING_GROUP: Final = "agent"
 
 
 @command("status", "what the agent is, does, and has used", group=LOOKING_GROUP, aliases=("state",))
-async def status(here: CommandContext) -> CommandResult:
+async def status(here: SessionContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.id)
     return CommandResult(terminal.agent_page({"agent": row, "messages": []}), row)
 
@@ -170,7 +170,7 @@ async def status(here: CommandContext) -> CommandResult:
     "how full the model's window is, and what the next request says besides the conversation",
     group=LOOKING_GROUP,
 )
-async def context(here: CommandContext) -> CommandResult:
+async def context(here: SessionContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.id)
     prompt = await here.ask(SHOW_PROMPT, ref=here.id)
     data = {"context_tokens": row["context_tokens"], "context_limit": row["context_limit"], "parts": prompt["parts"]}
@@ -178,7 +178,7 @@ async def context(here: CommandContext) -> CommandResult:
 
 
 @command("prompt", "what the next request says besides the conversation, part by part", group=LOOKING_GROUP)
-async def prompt(here: CommandContext) -> CommandResult:
+async def prompt(here: SessionContext) -> CommandResult:
     shown = await here.ask(SHOW_PROMPT, ref=here.id)
     return CommandResult(prompt_rows.page(shown), shown)
 
@@ -190,7 +190,7 @@ async def prompt(here: CommandContext) -> CommandResult:
     remainder("name"),
     group=LOOKING_GROUP,
 )
-async def workspace(here: CommandContext) -> CommandResult:
+async def workspace(here: SessionContext) -> CommandResult:
     what, said = here.get("what"), here.get("name")
     if what is None or what == "about":
         shown = await here.ask(SHOW_WORKSPACE, ref=here.id, about=said)
@@ -205,7 +205,7 @@ async def workspace(here: CommandContext) -> CommandResult:
 
 
 @command("tools", "the tools that the agent may use", group=LOOKING_GROUP)
-async def tools(here: CommandContext) -> CommandResult:
+async def tools(here: SessionContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.id)
     data = {"preset": row["preset"], "tools": row["tools"]}
     return CommandResult("\n".join(row["tools"]) or "no tools", data)
@@ -217,7 +217,7 @@ async def tools(here: CommandContext) -> CommandResult:
     remainder("tools", "tools", required=True),
     group=LOOKING_GROUP,
 )
-async def narrow(here: CommandContext) -> CommandResult:
+async def narrow(here: SessionContext) -> CommandResult:
     row = await here.ask(REVOKE_TOOLS, ref=here.id, tools=here.said["tools"].replace(",", " ").split())
     return CommandResult(" ".join(row["tools"]), {"tools": row["tools"]})
 
@@ -228,7 +228,7 @@ async def narrow(here: CommandContext) -> CommandResult:
     group=LOOKING_GROUP,
     aliases=("cost", "usage"),
 )
-async def spent(here: CommandContext) -> CommandResult:
+async def spent(here: SessionContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.id)
     shown = await here.ask(CHANGE_BUDGET)
     own = terminal.budget({"spent": row["spent"], "budget": row["budget"], "configured": row["budget"]})
@@ -243,7 +243,7 @@ async def spent(here: CommandContext) -> CommandResult:
     positional("permission"),
     group=LOOKING_GROUP,
 )
-async def permissions(here: CommandContext) -> CommandResult:
+async def permissions(here: SessionContext) -> CommandResult:
     if here.get("what") is None:
         found = await here.ask(LIST_PERMISSIONS, folder=here.spec.cwd)
         return CommandResult(permission_lines(found) or "nothing was approved for later", found)
@@ -253,7 +253,7 @@ async def permissions(here: CommandContext) -> CommandResult:
     return CommandResult(f"revoked: {permission_lines(revoked)}", revoked)
 
 
-def _thinks(here: CommandContext) -> str:
+def _thinks(here: SessionContext) -> str:
     """Return how much the model is really told to think, "" where it is told nothing."""
     return announced_model(RecordModel(here.spec.backend, ""), wanted=False) or ""
 
@@ -264,7 +264,7 @@ def _thinks(here: CommandContext) -> str:
     positional("name", "model"),
     group=LOOKING_GROUP,
 )
-async def model(here: CommandContext) -> CommandResult:
+async def model(here: SessionContext) -> CommandResult:
     if (name := here.get("name")) is None:
         found = {"model": (await here.ask(SHOW_STATE, ref=here.id))["model"], "thinking": _thinks(here)}
         return CommandResult(" ".join(filter(None, map(terminal.safe, found.values()))), found)
@@ -278,7 +278,7 @@ async def model(here: CommandContext) -> CommandResult:
     positional("level", "choice", *THINKING),
     group=LOOKING_GROUP,
 )
-async def thinking(here: CommandContext) -> CommandResult:
+async def thinking(here: SessionContext) -> CommandResult:
     if (level := here.get("level")) is None:
         return CommandResult(_thinks(here) or "as the model does by itself", _thinks(here))
     changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "thinking", "level": level})
@@ -286,7 +286,7 @@ async def thinking(here: CommandContext) -> CommandResult:
 
 
 @command("models", "the models that can be asked here", group=LOOKING_GROUP, aliases=("provider",))
-async def models(here: CommandContext) -> CommandResult:
+async def models(here: SessionContext) -> CommandResult:
     reachable = await here.root.catalog_for(here.id).reachable(None)
     rows = [model_rows.data(row) for row in reachable]
     return CommandResult(model_rows.table(reachable), rows)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from . import agents, help, session, settings, user_actions
-from .registry import Command
+from .registry import BuiltinCommand
 
 __all__ = ["BY_NAME", "COMMANDS"]
 
-COMMANDS: Final[tuple[Command, ...]] = (
+COMMANDS: Final[tuple[BuiltinCommand, ...]] = (
     *help.COMMANDS,
     *session.TALKING_COMMANDS,
     *agents.LOOKING_COMMANDS,
@@ -18,5 +18,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
     *user_actions.COMMANDS,
     *settings.COMMANDS,
 )
-BY_NAME: Final[dict[str, Command]] = {name: each for each in COMMANDS for name in (each.row.name, *each.row.aliases)}
+BY_NAME: Final[dict[str, BuiltinCommand]] = {
+    name: each for each in COMMANDS for name in (each.row.name, *each.row.aliases)
+}
 """Each command, by its name and by its aliases."""

@@ -17,7 +17,7 @@ from ..resources.prompt_templates import PromptTemplate, usable
 from ..tree.journal import events
 from .builtin_commands import COMMANDS
 from .parse import NAME, read
-from .registry import CommandContext, remainder
+from .registry import SessionContext, remainder
 from .settings import templates_of
 from .user_actions import perform
 
@@ -28,7 +28,7 @@ ASK_SECONDS: Final = 15.0
 VALUES: Final = (remainder("values", "pair"),)
 
 
-async def catalog_of(here: CommandContext) -> CommandCatalog:
+async def catalog_of(here: SessionContext) -> CommandCatalog:
     """Return all that can be executed in the session. What cannot be looked at is left out, and said in `notes`."""
     notes: list[str] = []
     templates: list[PromptTemplate] = []
@@ -45,7 +45,7 @@ async def catalog_of(here: CommandContext) -> CommandCatalog:
     return made
 
 
-async def extension_catalog(here: CommandContext) -> CommandCatalog:
+async def extension_catalog(here: SessionContext) -> CommandCatalog:
     """Return what the agent's extensions bring: keys and widgets as they say themselves, commands as its process does.
 
     That is asked once, and started where some extension may bring commands and nobody has asked yet.
@@ -77,7 +77,7 @@ def extension_only_catalog(commands: CommandCatalog, manifests: Iterable[Manifes
     return merge_catalogs([], replace(commands, keys=keys_of(manifests), widgets=widgets_of(manifests)))
 
 
-async def _asked(here: CommandContext) -> CommandCatalog:
+async def _asked(here: SessionContext) -> CommandCatalog:
     known = here.root.offers.brought.get(here.id)
     if known is not None and (known[0] == here.node.incarnation or not here.node.running):
         return known[1]

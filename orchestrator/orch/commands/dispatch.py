@@ -10,8 +10,8 @@ from orch_protocol.resources.slash_commands import CommandCatalog, Executed, Run
 from ..client.failure import CommandError
 from .builtin_commands import BY_NAME
 from .catalogs import TEMPLATE, catalog_of
-from .parse import Line, bind, find, read
-from .registry import CommandContext, CommandResult
+from .parse import ParsedLine, bind, find, read
+from .registry import CommandResult, SessionContext
 from .settings import fill_template, templates_of
 from .user_actions import perform
 
@@ -27,7 +27,7 @@ EXTENSION_SECONDS: Final = 600.0
 
 async def catalog(root: Supervisor, node: AgentRecord) -> CommandCatalog:
     """Return all that can be executed in the session of `node`."""
-    return await catalog_of(CommandContext(root, node, {}, catalog_of))
+    return await catalog_of(SessionContext(root, node, {}, catalog_of))
 
 
 async def execute(root: Supervisor, node: AgentRecord, typed: str, *, shows: bool = False) -> Executed:
@@ -44,11 +44,11 @@ async def execute(root: Supervisor, node: AgentRecord, typed: str, *, shows: boo
         raise ConfigError(f"/{line.name}: {failure}") from failure
 
 
-async def _said(root: Supervisor, node: AgentRecord, line: Line, *, shows: bool) -> CommandResult:
+async def _said(root: Supervisor, node: AgentRecord, line: ParsedLine, *, shows: bool) -> CommandResult:
     if not shows and (built_in := BY_NAME.get(line.name) or BY_NAME.get(line.name.lower())) is not None:
-        here = CommandContext(root, node, bind(line.name, built_in.row.arguments, line.text), catalog_of)
+        here = SessionContext(root, node, bind(line.name, built_in.row.arguments, line.text), catalog_of)
         return await built_in.run(here)
-    here = CommandContext(root, node, {}, catalog_of)
+    here = SessionContext(root, node, {}, catalog_of)
     there = await catalog_of(here)
     rows = {name: row for row in there.commands for name in (row.name, *row.aliases)}
     row = rows[find(line.name, rows)]

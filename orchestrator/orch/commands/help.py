@@ -11,7 +11,7 @@ from orch_protocol.resources.slash_commands import CommandRow
 
 from ..render import terminal
 from .parse import find
-from .registry import CommandContext, CommandResult, command, positional
+from .registry import CommandResult, SessionContext, command, positional
 
 __all__ = ["COMMANDS"]
 
@@ -22,7 +22,7 @@ HINT: Final = "A prompt that is to begin with a slash is written with two of the
 @command(
     "help", "the commands there are, or how one is written", positional("name", "command"), group="help", aliases=("?",)
 )
-async def help(here: CommandContext) -> CommandResult:
+async def help(here: SessionContext) -> CommandResult:
     there = await here.catalog()
     if (name := here.get("name")) is None:
         text = "\n".join(

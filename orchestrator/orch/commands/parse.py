@@ -12,7 +12,7 @@ from msgspec import Struct
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.resources.slash_commands import Argument, is_flag, usage
 
-__all__ = ["NAME", "SHELL", "Line", "bind", "find", "read"]
+__all__ = ["NAME", "SHELL", "ParsedLine", "bind", "find", "read"]
 
 NAME: Final = re.compile(r"/([A-Za-z][\w.:@?-]*|\?)(?=\s|\Z)")
 OPTION: Final = re.compile(r"(?:(?<=\s)|\A)--([a-z][a-z-]*)(?:=|\s+|\Z)")
@@ -22,7 +22,7 @@ NEAR: Final = 3
 MOST: Final = 1 << 20
 
 
-class Line(Struct, frozen=True):
+class ParsedLine(Struct, frozen=True):
     """What was typed: a `prompt` to be said, or the command `name` with all that stands behind it, in `text`."""
 
     kind: Literal["prompt", "command"]
@@ -30,7 +30,7 @@ class Line(Struct, frozen=True):
     name: str = ""
 
 
-def read(typed: str) -> Line:
+def read(typed: str) -> ParsedLine:
     """Return what `typed` is: `/name ...` is a command, `!...` one for the shell, everything else a prompt.
 
     A prompt that is to begin with a slash, or with `!`, is written with two slashes, or with a backslash. What only
@@ -38,16 +38,16 @@ def read(typed: str) -> Line:
     """
     text = typed.strip()
     if text.startswith("//"):
-        return Line("prompt", text[1:])
+        return ParsedLine("prompt", text[1:])
     if text.startswith(("\\/", "\\!")):
-        return Line("prompt", text[1:])
+        return ParsedLine("prompt", text[1:])
     if text.startswith("!"):
         quiet = text.startswith("!!")
         command = text.lstrip("!").strip()
-        return Line("command", f"--quiet {command}" if quiet else command, SHELL)
+        return ParsedLine("command", f"--quiet {command}" if quiet else command, SHELL)
     if (match := NAME.match(text)) is not None:
-        return Line("command", text[match.end() :].strip(), match[1])
-    return Line("prompt", text)
+        return ParsedLine("command", text[match.end() :].strip(), match[1])
+    return ParsedLine("prompt", text)
 
 
 def find(name: str, known: Mapping[str, object]) -> str:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
     from ..tree.agents.state import AgentRecord
 
-__all__ = ["Command", "CommandContext", "CommandResult", "command", "flag", "option", "positional", "remainder"]
+__all__ = ["BuiltinCommand", "CommandResult", "SessionContext", "command", "flag", "option", "positional", "remainder"]
 
 
-class CommandContext:
+class SessionContext:
     """The session that a command is executed in: the agent `id`, and the root that serves it.
 
     `said` are the arguments by name, and `look_up` returns the catalog of the session. What a command asks of the root
@@ -36,7 +36,7 @@ class CommandContext:
         root: Supervisor,
         node: AgentRecord,
         said: dict[str, str],
-        look_up: Callable[[CommandContext], Awaitable[CommandCatalog]],
+        look_up: Callable[[SessionContext], Awaitable[CommandCatalog]],
     ) -> None:
         self.root = root
         self.node = node
@@ -87,10 +87,10 @@ class CommandResult(Struct, frozen=True):
         return Executed(name, scrub(self.text), data, self.effect, self.is_error)
 
 
-Run = Callable[[CommandContext], Awaitable[CommandResult]]
+Run = Callable[[SessionContext], Awaitable[CommandResult]]
 
 
-class Command(Struct, frozen=True):
+class BuiltinCommand(Struct, frozen=True):
     """A command that every session has, and what it does."""
 
     row: CommandRow
@@ -99,12 +99,12 @@ class Command(Struct, frozen=True):
 
 def command(
     name: str, summary: str, *arguments: Argument, group: str, aliases: Iterable[str] = (), moves: bool = False
-) -> Callable[[Run], Command]:
+) -> Callable[[Run], BuiltinCommand]:
     """Make a command of the function that it runs."""
 
-    def make(run: Run) -> Command:
+    def make(run: Run) -> BuiltinCommand:
         row = CommandRow(name, summary, usage(name, arguments), group, tuple(aliases), arguments, moves=moves)
-        return Command(row, run)
+        return BuiltinCommand(row, run)
 
     return make
 

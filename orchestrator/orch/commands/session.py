@@ -21,7 +21,7 @@ from ..render import audit as audit_rows
 from ..render import sessions as session_rows
 from ..render import terminal
 from ..sessions.audit import AuditRow, audit
-from .registry import CommandContext, CommandResult, command, flag, option, positional, remainder
+from .registry import CommandResult, SessionContext, command, flag, option, positional, remainder
 from .user_actions import use_tool
 
 __all__ = ["SESSIONS_COMMANDS", "TALKING_COMMANDS"]
@@ -33,19 +33,19 @@ TRACED: Final = 20
 
 
 @command("sessions", "conversations, the latest first", flag("all"), group=SESSIONS_GROUP)
-async def sessions(here: CommandContext) -> CommandResult:
+async def sessions(here: SessionContext) -> CommandResult:
     rows = session_rows.latest(await here.ask(LIST_AGENTS, all=here.get("all") is not None))
     return CommandResult(session_rows.table(rows), rows)
 
 
 @command("tree", "everything that was said, branch by branch", flag("all"), group=SESSIONS_GROUP)
-async def tree(here: CommandContext) -> CommandResult:
+async def tree(here: SessionContext) -> CommandResult:
     shown = await here.ask(SHOW_SESSION, ref=here.id)
     return CommandResult("\n".join(session_rows.tree_lines(shown["entries"], every=here.get("all") is not None)), shown)
 
 
 @command("session", "this session: its branches, labels, and what was said last", group=SESSIONS_GROUP)
-async def session(here: CommandContext) -> CommandResult:
+async def session(here: SessionContext) -> CommandResult:
     shown = await here.ask(SHOW_SESSION, ref=here.id, most=session_rows.LAST)
     return CommandResult(session_rows.page(shown), shown)
 
@@ -58,7 +58,7 @@ async def session(here: CommandContext) -> CommandResult:
     flag("summarise"),
     group=SESSIONS_GROUP,
 )
-async def checkout(here: CommandContext) -> CommandResult:
+async def checkout(here: SessionContext) -> CommandResult:
     changed = await _move(here, ask_anew=False)
     return CommandResult("the conversation goes on there", changed)
 
@@ -71,13 +71,13 @@ async def checkout(here: CommandContext) -> CommandResult:
     flag("summarise"),
     group=SESSIONS_GROUP,
 )
-async def branch(here: CommandContext) -> CommandResult:
+async def branch(here: SessionContext) -> CommandResult:
     changed = await _move(here, ask_anew=True)
     asked = changed["text"]
     return CommandResult("the conversation goes on there", changed, Effect("edit", text=asked) if asked else None)
 
 
-async def _move(here: CommandContext, *, ask_anew: bool) -> dict[str, Any]:
+async def _move(here: SessionContext, *, ask_anew: bool) -> dict[str, Any]:
     to = here.said["entry"]
     move = {"type": "move", "to": to, "summary": here.get("summary"), "summarise": here.get("summarise") is not None}
     changed: dict[str, Any] = await here.ask(CHANGE_SESSION, ref=here.id, change=move, ask_anew=ask_anew)
@@ -94,7 +94,7 @@ async def _move(here: CommandContext, *, ask_anew: bool) -> dict[str, Any]:
     group=SESSIONS_GROUP,
     moves=True,
 )
-async def fork(here: CommandContext) -> CommandResult:
+async def fork(here: SessionContext) -> CommandResult:
     entry, name, model = here.get("entry"), here.get("name"), here.get("model")
     forked = await here.ask(FORK_SESSION, ref=here.id, at=entry, name=name, model=model)
     effect = Effect("switch", forked["id"]) if here.get("stay") is None else None
@@ -102,14 +102,14 @@ async def fork(here: CommandContext) -> CommandResult:
 
 
 @command("label", "name an entry, or take its name away", ENTRY, remainder("label"), group=SESSIONS_GROUP)
-async def label(here: CommandContext) -> CommandResult:
+async def label(here: SessionContext) -> CommandResult:
     change = {"type": "label", "target": here.said["entry"], "label": here.get("label")}
     changed = await here.ask(CHANGE_SESSION, ref=here.id, change=change)
     return CommandResult("labelled" if here.get("label") else "it has no label any more", changed)
 
 
 @command("title", "name this session, or take its name away", remainder("title"), group=SESSIONS_GROUP)
-async def title(here: CommandContext) -> CommandResult:
+async def title(here: SessionContext) -> CommandResult:
     changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "name", "name": here.get("title")})
     return CommandResult("named" if here.get("title") else "it has no name any more", changed)
 
@@ -120,7 +120,7 @@ async def title(here: CommandContext) -> CommandResult:
     positional("n", "number"),
     group=SESSIONS_GROUP,
 )
-async def trace(here: CommandContext) -> CommandResult:
+async def trace(here: SessionContext) -> CommandResult:
     most = int(here.get("n") or TRACED)
     rows = await here.root.disk.do(_audited, Path(here.spec.folder) / NAME, most)
     return CommandResult(audit_rows.table(rows), msgspec.to_builtins(rows))
@@ -137,7 +137,7 @@ def _audited(file: Path, most: int) -> list[AuditRow]:
     positional("entries"),
     group=SESSIONS_GROUP,
 )
-async def archive(here: CommandContext) -> CommandResult:
+async def archive(here: SessionContext) -> CommandResult:
     if (id := here.get("id")) is None:
         rows = await here.ask(LIST_ARCHIVES, ref=here.id)
         return CommandResult(archive_rows.table(rows) if rows else "nothing is archived", rows)
@@ -152,7 +152,7 @@ async def archive(here: CommandContext) -> CommandResult:
     remainder("query", required=True),
     group=SESSIONS_GROUP,
 )
-async def recall(here: CommandContext) -> CommandResult:
+async def recall(here: SessionContext) -> CommandResult:
     hits = await here.ask(SEARCH_ARCHIVE, query=here.said["query"], ref=here.id)
     return CommandResult(archive_rows.search_hits(hits) if hits else "nothing in the archives resembles that", hits)
 
@@ -177,7 +177,7 @@ REVIEW: Final = (
 
 
 @command("quit", "leave", group=TALKING_GROUP, aliases=("exit", "q"))
-async def quit(here: CommandContext) -> CommandResult:  # noqa: ARG001
+async def quit(here: SessionContext) -> CommandResult:  # noqa: ARG001
     return CommandResult(effect=Effect("quit"))
 
 
@@ -187,7 +187,7 @@ async def quit(here: CommandContext) -> CommandResult:  # noqa: ARG001
     group=TALKING_GROUP,
     aliases=("clear", "reset"),
 )
-async def new(here: CommandContext) -> CommandResult:
+async def new(here: SessionContext) -> CommandResult:
     changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "move", "to": None})
     rows = await here.ask(LIST_AGENTS)
     below = [row["id"] for row in rows if row["parent_id"] == here.id]
@@ -203,7 +203,7 @@ async def new(here: CommandContext) -> CommandResult:
     group=TALKING_GROUP,
     aliases=("flush",),
 )
-async def compact(here: CommandContext) -> CommandResult:
+async def compact(here: SessionContext) -> CommandResult:
     done = await here.ask(COMPACT_SESSION, ref=here.id, instructions=here.get("instructions") or "")
     return CommandResult(session_rows.compaction(done), done)
 
@@ -217,7 +217,7 @@ async def compact(here: CommandContext) -> CommandResult:
     remainder("task"),
     group=TALKING_GROUP,
 )
-async def plan(here: CommandContext) -> CommandResult:
+async def plan(here: SessionContext) -> CommandResult:
     on, was, task = here.get("off") is None, here.spec.plan, here.get("task")
     process = here.root.workers.peer(here.id) if on != was and here.get("drop") is None else None
     if process and (names := await here.root.disk.do(namespace.bound, Path(here.spec.folder), process.since)):
@@ -236,7 +236,7 @@ async def plan(here: CommandContext) -> CommandResult:
     positional("what", "choice", "clear"),
     group=TALKING_GROUP,
 )
-async def tasks(here: CommandContext) -> CommandResult:
+async def tasks(here: SessionContext) -> CommandResult:
     if here.get("what") == "clear":
         changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "tasks"})
         return CommandResult("no tasks any more", changed)
@@ -245,14 +245,14 @@ async def tasks(here: CommandContext) -> CommandResult:
 
 
 @command("last", "the last result of a tool, or the last N, whole", positional("n", "number"), group=TALKING_GROUP)
-async def last(here: CommandContext) -> CommandResult:
+async def last(here: SessionContext) -> CommandResult:
     outputs = await _outputs(here, int(here.get("n") or 1))
     pages = [f"[{each['n']}] {each['tool']}{_failed(each)}\n{each['text']}" for each in outputs]
     return CommandResult("\n\n".join(pages) or "no tool has returned anything yet", outputs)
 
 
 @command("outputs", "the last results of tools, each with its beginning", group=TALKING_GROUP)
-async def outputs(here: CommandContext) -> CommandResult:
+async def outputs(here: SessionContext) -> CommandResult:
     found = await _outputs(here, KEPT_OUTPUTS)
     rows = [
         [str(each["n"]), each["tool"] + _failed(each), f"{len(each['text']):,}", terminal.truncate_line(each["text"])]
@@ -266,7 +266,7 @@ def _failed(output: dict[str, Any]) -> str:
     return ", an error" if output["is_error"] else ""
 
 
-async def _outputs(here: CommandContext, most: int) -> list[dict[str, Any]]:
+async def _outputs(here: SessionContext, most: int) -> list[dict[str, Any]]:
     """Return the last results of tools, the latest last; the latest is number 1."""
     shown = await here.ask(SHOW_AGENT, ref=here.id, messages=LOOKED_AT)
     names: dict[str, str] = {}
@@ -284,7 +284,7 @@ async def _outputs(here: CommandContext, most: int) -> list[dict[str, Any]]:
 
 
 @command("copy", "put the last answer on the clipboard", group=TALKING_GROUP)
-async def copy(here: CommandContext) -> CommandResult:
+async def copy(here: SessionContext) -> CommandResult:
     shown = await here.ask(SHOW_AGENT, ref=here.id, messages=0)
     if shown["reply"] is None:
         raise ConfigError("/copy: there is no answer yet")
@@ -293,7 +293,7 @@ async def copy(here: CommandContext) -> CommandResult:
 
 
 @command("paste", "take many lines as one prompt, up to a line /end", remainder("text"), group=TALKING_GROUP)
-async def paste(here: CommandContext) -> CommandResult:
+async def paste(here: SessionContext) -> CommandResult:
     return CommandResult(effect=Effect("paste", text=here.get("text") or ""))
 
 
@@ -303,7 +303,7 @@ async def paste(here: CommandContext) -> CommandResult:
     positional("ref"),
     group=TALKING_GROUP,
 )
-async def diff(here: CommandContext) -> CommandResult:
+async def diff(here: SessionContext) -> CommandResult:
     text = await _diff(here)
     return CommandResult(text or "no changes", {"diff": text})
 
@@ -314,7 +314,7 @@ async def diff(here: CommandContext) -> CommandResult:
     positional("ref"),
     group=TALKING_GROUP,
 )
-async def review(here: CommandContext) -> CommandResult:
+async def review(here: SessionContext) -> CommandResult:
     text = await _diff(here)
     if not text:
         return CommandResult("no changes", {"diff": ""})
@@ -323,7 +323,7 @@ async def review(here: CommandContext) -> CommandResult:
     return CommandResult("", {"diff": text}, Effect("ask", text=f"{REVIEW}\n\n```diff\n{cut}{more}\n```"))
 
 
-async def _diff(here: CommandContext) -> str:
+async def _diff(here: SessionContext) -> str:
     ran = await use_tool(here, "git_diff", {"ref": here.get("ref") or "HEAD"})
     if ran.is_error:
         raise ConfigError(f"/diff: {ran.text}")

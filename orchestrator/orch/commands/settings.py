@@ -27,7 +27,7 @@ from ..render import terminal
 from ..resources.extensions import find, templates_for
 from ..resources.memory import add_note, open_memory, select_notes
 from ..resources.prompt_templates import PromptTemplate, usable
-from .registry import CommandContext, CommandResult, command, positional, remainder
+from .registry import CommandResult, SessionContext, command, positional, remainder
 
 __all__ = ["COMMANDS", "fill_template", "templates_of"]
 
@@ -36,7 +36,7 @@ TEXT: Final = "text"
 """The variable of a template that takes what is said besides the values of others."""
 
 
-def templates_of(here: CommandContext) -> list[PromptTemplate]:
+def templates_of(here: SessionContext) -> list[PromptTemplate]:
     """Return the templates that can be used in the session: the program's, or those configured for its folder."""
     if here.root.offers.registered is not None:
         return here.root.offers.registered.all()
@@ -45,7 +45,7 @@ def templates_of(here: CommandContext) -> list[PromptTemplate]:
 
 
 @command("templates", "prompts with variables, which /template NAME asks", group=GROUP)
-async def templates(here: CommandContext) -> CommandResult:
+async def templates(here: SessionContext) -> CommandResult:
     found, faults = usable(await here.root.disk.do(templates_of, here))
     rows = prompt_rows.template_data(found)
     told = prompt_rows.template_table(rows) if rows else "no templates: see docs/agents.md"
@@ -59,7 +59,7 @@ async def templates(here: CommandContext) -> CommandResult:
     remainder("values", "pair"),
     group=GROUP,
 )
-async def template(here: CommandContext) -> CommandResult:
+async def template(here: SessionContext) -> CommandResult:
     name = here.said["name"]
     known = {each.name: each for each in await here.root.disk.do(templates_of, here)}
     if name not in known:
@@ -86,7 +86,7 @@ async def fill_template(found: PromptTemplate, said: str) -> CommandResult:
 
 
 @command("skills", "the skills that the agent has, which it reads when its work is of that kind", group=GROUP)
-async def skills(here: CommandContext) -> CommandResult:
+async def skills(here: SessionContext) -> CommandResult:
     mine = [{"name": each.name, "description": each.description, "path": each.path} for each in _skills(here)]
     rows = [
         [terminal.truncate_line(each["name"], 64), terminal.truncate_line(each["description"], 100)] for each in mine
@@ -103,7 +103,7 @@ async def skills(here: CommandContext) -> CommandResult:
     remainder("task"),
     group=GROUP,
 )
-async def skill(here: CommandContext) -> CommandResult:
+async def skill(here: SessionContext) -> CommandResult:
     name, known = here.said["name"], [each.name for each in _skills(here)]
     if name not in known:
         raise ConfigError(f"/skill: the agent has no skill {name!r}; it has {', '.join(known) or 'none'}")
@@ -113,7 +113,7 @@ async def skill(here: CommandContext) -> CommandResult:
     )
 
 
-def _skills(here: CommandContext) -> tuple[SkillSpec, ...]:
+def _skills(here: SessionContext) -> tuple[SkillSpec, ...]:
     return here.spec.skills.skills
 
 
@@ -124,11 +124,11 @@ def _skills(here: CommandContext) -> tuple[SkillSpec, ...]:
     remainder("note"),
     group=GROUP,
 )
-async def memory(here: CommandContext) -> CommandResult:
+async def memory(here: SessionContext) -> CommandResult:
     return await here.root.disk.do(_memory, here)
 
 
-def _memory(here: CommandContext) -> CommandResult:
+def _memory(here: SessionContext) -> CommandResult:
     memory, spec = open_memory(Path(here.spec.cwd), here.root.hooks.home)
     what, said = here.get("what"), here.get("note")
     notes = memory.notes()
@@ -151,11 +151,11 @@ def _memory(here: CommandContext) -> CommandResult:
 
 
 @command("extensions", "extensions for the agent's folder, and which of them it runs with", group=GROUP)
-async def extensions(here: CommandContext) -> CommandResult:
+async def extensions(here: SessionContext) -> CommandResult:
     return await here.root.disk.do(_extensions, here)
 
 
-def _extensions(here: CommandContext) -> CommandResult:
+def _extensions(here: SessionContext) -> CommandResult:
     folder, home = Path(here.spec.cwd), here.root.hooks.home
     mine = {each.path for each in here.spec.extensions}
     found = find(folder, home, config.load(folder, home=home).config.extensions.load)
@@ -164,17 +164,17 @@ def _extensions(here: CommandContext) -> CommandResult:
 
 
 @command("hooks", "what hooks have done so far", group=GROUP)
-async def hooks(here: CommandContext) -> CommandResult:
+async def hooks(here: SessionContext) -> CommandResult:
     found = [*await here.root.disk.do(hook_records.hook_lines, here.root.hooks.home, []), hook_records.AUDIT_LOG]
     return CommandResult(hook_rows.table(found), msgspec.to_builtins(found))
 
 
 @command("config", "every setting for the agent's folder, and where it is from", group=GROUP)
-async def configured(here: CommandContext) -> CommandResult:
+async def configured(here: SessionContext) -> CommandResult:
     return await here.root.disk.do(_configured, here)
 
 
-def _configured(here: CommandContext) -> CommandResult:
+def _configured(here: SessionContext) -> CommandResult:
     loaded = config.load(Path(here.spec.cwd), os.environ, home=here.root.hooks.home)
     values = config.flat(loaded.config)
     rows = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
@@ -182,7 +182,7 @@ def _configured(here: CommandContext) -> CommandResult:
 
 
 @command("doctor", "check what orch needs of this machine", group=GROUP)
-async def doctored(here: CommandContext) -> CommandResult:  # noqa: ARG001
+async def doctored(here: SessionContext) -> CommandResult:  # noqa: ARG001
     found = await asyncio.to_thread(checks.findings)
     return CommandResult(doctor_rows.page(found), doctor_rows.data(found))
 

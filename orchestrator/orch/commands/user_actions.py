@@ -16,7 +16,7 @@ from orch_worker.agent.user_actions import ENTRY, ran
 from ..services.agents.processes import request_worker, start_process
 from ..tree.agents.state import AgentRecord
 from .parse import SHELL
-from .registry import CommandContext, CommandResult, command, flag, remainder
+from .registry import CommandResult, SessionContext, command, flag, remainder
 
 if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
@@ -51,7 +51,7 @@ async def perform(root: Supervisor, node: AgentRecord, deed: Deed, seconds: floa
     return did
 
 
-async def use_tool(here: CommandContext, name: str, input: dict[str, Any]) -> UserActionResult:
+async def use_tool(here: SessionContext, name: str, input: dict[str, Any]) -> UserActionResult:
     """Let a tool that changes nothing run in the agent's process, and return what it says."""
     return await perform(here.root, here.node, RunUserTool(name, input, "", looks=True))
 
@@ -63,7 +63,7 @@ async def use_tool(here: CommandContext, name: str, input: dict[str, Any]) -> Us
     remainder("code", "code", required=True),
     group=GROUP,
 )
-async def py(here: CommandContext) -> CommandResult:
+async def py(here: SessionContext) -> CommandResult:
     return await _run(here, "run_python", {"code": here.said["code"]}, f"/py {here.said['code']}")
 
 
@@ -74,11 +74,11 @@ async def py(here: CommandContext) -> CommandResult:
     remainder("command", "code", required=True),
     group=GROUP,
 )
-async def sh(here: CommandContext) -> CommandResult:
+async def sh(here: SessionContext) -> CommandResult:
     return await _run(here, "bash", {"command": here.said["command"]}, f"!{here.said['command']}")
 
 
-async def _run(here: CommandContext, tool: str, input: dict[str, Any], line: str) -> CommandResult:
+async def _run(here: SessionContext, tool: str, input: dict[str, Any], line: str) -> CommandResult:
     try:
         did = await perform(here.root, here.node, RunUserTool(tool, input, line, heard=here.get("quiet") is None))
     except AgentDiedError:

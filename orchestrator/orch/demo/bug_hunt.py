@@ -11,14 +11,14 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import StoreError
 
-__all__ = ["TASK", "Script", "Turn", "copy_project", "read_script"]
+__all__ = ["TASK", "DemoTurn", "Script", "copy_project", "read_script"]
 
 TASK: Final = "Work on the project in this folder."
 _PACKAGED: Final = Path(__file__).with_name("bug_hunt")
 _CHECKOUT: Final = Path(__file__).parents[3] / "examples" / "bug_hunt"
 
 
-class Turn(Struct, frozen=True):
+class DemoTurn(Struct, frozen=True):
     """One question, and the items that a scripted backend answers it with."""
 
     prompt: str
@@ -28,7 +28,7 @@ class Turn(Struct, frozen=True):
 class Script(Struct, frozen=True):
     """The whole session."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[DemoTurn, ...]
 
     @property
     def steps(self) -> list[dict[str, Any]]:

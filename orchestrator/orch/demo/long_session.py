@@ -17,15 +17,15 @@ from ..replay.report import ReplayPricing
 from .bug_hunt import Script
 from .chart import PLAIN_WITH, PLAIN_WITHOUT, WITH, WITHOUT, svg_chart, text_chart
 from .context_meter import Course, bill, course_of, read_session
-from .screen import REFRESH_SECONDS, Screen
+from .screen import REFRESH_SECONDS, DemoScreen
 
-__all__ = ["TOKENS_PER_CELL", "Session", "progress_line", "run_long_session", "show_session"]
+__all__ = ["TOKENS_PER_CELL", "PlayedSession", "progress_line", "run_long_session", "show_session"]
 
 TOKENS_PER_CELL: Final = 3000
 """Of the bar in the line that shows the progress."""
 
 
-class Session(Struct, frozen=True):
+class PlayedSession(Struct, frozen=True):
     """The long session: sizes, cost in dollars, and the file with the chart."""
 
     course: Course
@@ -34,7 +34,9 @@ class Session(Struct, frozen=True):
     svg: str
 
 
-def run_long_session(screen: Screen, agent: Subagent, script: Script, home: Path, model: str | None) -> Session:
+def run_long_session(
+    screen: DemoScreen, agent: Subagent, script: Script, home: Path, model: str | None
+) -> PlayedSession:
     """Ask the questions of the script one after the other; show the size of the conversation."""
     screen.heading("1. A long conversation gets shorter and cheaper")
     screen.say(
@@ -57,12 +59,12 @@ def run_long_session(screen: Screen, agent: Subagent, script: Script, home: Path
     recording = read_session(file)
     course = course_of(recording)
     without, archived = bill(recording, home / "bill", ReplayPricing(items=0))
-    session = Session(course, without, archived, _save(svg_chart(course.without, course.archived)))
+    session = PlayedSession(course, without, archived, _save(svg_chart(course.without, course.archived)))
     show_session(screen, session)
     return session
 
 
-def show_session(screen: Screen, session: Session) -> None:
+def show_session(screen: DemoScreen, session: PlayedSession) -> None:
     """Show the totals and the chart."""
     course = session.course
     screen.lines(["", *_totals(session), ""])
@@ -79,7 +81,7 @@ def _is_done(future: Future[Reply]) -> bool:
     return True
 
 
-def _show_progress(screen: Screen, file: Path, question: int) -> None:
+def _show_progress(screen: DemoScreen, file: Path, question: int) -> None:
     if screen.live:
         try:
             screen.update([progress_line(course_of(read_session(file)), question, draws=screen.draws)])
@@ -97,7 +99,7 @@ def progress_line(course: Course, question: int, *, draws: bool) -> str:
     return f"question {question}, step {len(course.archived):2}: {tokens}  {bar}"
 
 
-def _totals(session: Session) -> list[str]:
+def _totals(session: PlayedSession) -> list[str]:
     course = session.course
     share = 100 * course.sent / max(course.sent_without, 1)
     cost = 100 * session.usd / session.usd_without if session.usd_without else 100.0

@@ -24,7 +24,7 @@ from ..archival.store.index import message_text
 from ..render import terminal
 from .bug_hunt import TASK, Script, copy_project, read_script
 from .long_session import run_long_session
-from .screen import REFRESH_SECONDS, Screen
+from .screen import REFRESH_SECONDS, DemoScreen
 
 __all__ = ["DemoResult", "Quotation", "best_line", "play", "quotations", "tree_lines"]
 
@@ -69,7 +69,7 @@ class Quotation(Struct, frozen=True):
     text: str
 
 
-def play(screen: Screen, home: Path, folder: Path, *, run: str, model: str | None, max_usd: float) -> DemoResult:
+def play(screen: DemoScreen, home: Path, folder: Path, *, run: str, model: str | None, max_usd: float) -> DemoResult:
     """Play the demo with agents in `folder`, and return what it showed.
 
     `home` is a folder for sessions and processes. `model` None plays the recorded script; otherwise that model works,
@@ -105,7 +105,7 @@ def play(screen: Screen, home: Path, folder: Path, *, run: str, model: str | Non
         )
 
 
-def _introduce(screen: Screen, script: Script, model: str | None) -> None:
+def _introduce(screen: DemoScreen, script: Script, model: str | None) -> None:
     screen.heading(
         f"orch demo: an AI agent looks for a bug, in {len(script.turns)} questions and about {len(script.steps)} steps"
     )
@@ -144,7 +144,7 @@ def _spawn(o: Orchestrator, script: Script, project: Path, model: str | None) ->
 # --- 2: recall ---
 
 
-def _recall(screen: Screen, o: Orchestrator, agent: Subagent, model: str | None) -> tuple[str, int]:
+def _recall(screen: DemoScreen, o: Orchestrator, agent: Subagent, model: str | None) -> tuple[str, int]:
     """Find a detail of an archived turn; return its line and the number of the turn, or "" and 0."""
     screen.heading("2. Nothing is lost: a detail is found again, word for word")
     if model is None:
@@ -183,7 +183,7 @@ def best_line(question: str, lines: Sequence[str]) -> str:
 # --- 3: a killed process ---
 
 
-def _kill_and_ask_again(screen: Screen, agent: Subagent, model: str | None) -> tuple[int, str]:
+def _kill_and_ask_again(screen: DemoScreen, agent: Subagent, model: str | None) -> tuple[int, str]:
     """Kill the agent's process in the middle of a turn, and ask the same question again."""
     screen.heading("3. A killed process costs nothing but the step it was at")
     screen.say("Each agent is a process of its own. This one is killed while it works on the answer to a question.")
@@ -220,7 +220,7 @@ def _kill_in_the_middle(agent: Subagent) -> int:
 # --- 4: three subagents ---
 
 
-def _three_subagents(screen: Screen, o: Orchestrator, folder: Path, model: str | None) -> dict[str, str]:
+def _three_subagents(screen: DemoScreen, o: Orchestrator, folder: Path, model: str | None) -> dict[str, str]:
     """Ask three agents about `folder` at the same time; return what each answered, shortened, by the agent's name."""
     screen.heading("4. Three agents at once answer questions about this folder")
     screen.say(

@@ -11,7 +11,7 @@ from typing import Final, TextIO
 
 from ..render import terminal
 
-__all__ = ["REFRESH_SECONDS", "Screen", "screen_of"]
+__all__ = ["REFRESH_SECONDS", "DemoScreen", "screen_of"]
 
 NARROWEST: Final = 80
 WIDEST: Final = 120
@@ -21,7 +21,7 @@ REFRESH_SECONDS: Final = 0.2
 """Between two versions of live lines."""
 
 
-class Screen:
+class DemoScreen:
     """Writes to `out` in lines of at most `width` columns.
 
     `live` says whether lines may be replaced, `color` whether they may be styled.
@@ -95,7 +95,7 @@ class Screen:
         return f"{INDENT}{terminal.safe(line)}"[: self.width].rstrip()
 
 
-def screen_of(out: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> Screen:
+def screen_of(out: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> DemoScreen:
     """Return a screen for `out` (None: stdout): live and styled at a terminal, else plain (also CI and TERM=dumb).
 
     NO_COLOR keeps the live lines and takes the styles. COLUMNS sets the width, also in a pipe.
@@ -103,7 +103,7 @@ def screen_of(out: TextIO | None = None, environ: Mapping[str, str] = os.environ
     out = out or sys.stdout
     columns = shutil.get_terminal_size((NARROWEST, 24)).columns
     rich = out.isatty() and environ.get("TERM") != "dumb" and not environ.get("CI")
-    return Screen(
+    return DemoScreen(
         out,
         width=min(max(columns, NARROWEST), WIDEST),
         live=rich and columns >= NARROWEST,  # a wrapped line cannot be replaced

@@ -25,7 +25,7 @@ from ..render import terminal
 from .session import Choice, NotebookSession
 from .view import Told, TurnView
 
-__all__ = ["Line", "OrchMagics", "parse", "questions"]
+__all__ = ["MagicLine", "OrchMagics", "parse", "questions"]
 
 
 # --- What is said behind `%orch` ---
@@ -35,7 +35,7 @@ VALUES: Final = ("model", "preset", "tools", "max-cost", "script", "approve")
 MODES: Final = ("ask", "auto", "deny")
 
 
-class Line(Struct, frozen=True):
+class MagicLine(Struct, frozen=True):
     """A line. `choice` is what a new agent is to be, None when the one that is there is meant; `approve` how what needs
     approval is answered from now on, None: as before."""
 
@@ -45,7 +45,7 @@ class Line(Struct, frozen=True):
     close: bool = False
 
 
-def parse(text: str) -> Line:
+def parse(text: str) -> MagicLine:
     """Read a line. Raises ConfigError: an option that there is not, a value that is none."""
     said: dict[str, str] = {}
     rest = text.strip()
@@ -65,7 +65,7 @@ def parse(text: str) -> Line:
     if approve is not None and approve not in MODES:
         raise ConfigError(f"%orch --approve takes {', '.join(MODES)}, not {approve!r}")
     close = said.pop("close", None) is not None
-    return Line(rest, _choice(said) if said else None, approve, close)  # type: ignore[arg-type]
+    return MagicLine(rest, _choice(said) if said else None, approve, close)  # type: ignore[arg-type]
 
 
 def _choice(said: dict[str, str]) -> Choice:
@@ -151,7 +151,7 @@ class OrchMagics(Magics):
         """End what was started; conversations stay."""
         self._session.close()
 
-    def _obey(self, line: Line, cell: str) -> None:
+    def _obey(self, line: MagicLine, cell: str) -> None:
         self._approve = line.approve or self._approve
         if line.close:
             self.close()

@@ -18,7 +18,7 @@ from .descriptors import is_registered, register, release
 from .environment import command, worker_environment
 from .worker_logs import open_log, tail, trim
 
-__all__ = ["Shim", "Started"]
+__all__ = ["ShimClient", "Started"]
 
 PACKET_BYTES: Final = 1 << 16
 SWEEP_SECONDS: Final = 0.02
@@ -27,7 +27,7 @@ Started = Callable[[int | None, str], None]
 """Called with the pidfd of the started process, which is then the callee's to close, or None and why not."""
 
 
-class Shim:
+class ShimClient:
     """A running shim. `on_end` is called once, with the reason, when it is gone other than by `stop`.
 
     Its output and that of everything it starts goes to `log`. Nothing here relies on SIGCHLD: that is the program's.

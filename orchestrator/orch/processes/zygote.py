@@ -17,8 +17,8 @@ from orch_protocol.wire.frames import DECODE_ERRORS
 from orch_protocol.wire.zygote_messages import (
     ForkFailed,
     ForkWorker,
-    WorkerExited,
     WorkerForked,
+    WorkerProcessExited,
     ZygoteFailed,
     ZygoteReady,
     decode_report,
@@ -33,7 +33,7 @@ from .descriptors import is_registered, register, release
 from .environment import check_platform, command
 from .exec import ChildProcess, ChildProcesses, birth_pipe
 from .restart_intensity import RestartIntensity
-from .shim import Shim
+from .shim import ShimClient
 from .worker_logs import tail
 
 __all__ = ["ZygoteClient", "ZygoteLauncher"]
@@ -54,7 +54,14 @@ class ZygoteClient:
     """
 
     def __init__(
-        self, template: Template, shim: Shim, children: ChildProcesses, *, entry: str, boot_timeout: float, log: Path
+        self,
+        template: Template,
+        shim: ShimClient,
+        children: ChildProcesses,
+        *,
+        entry: str,
+        boot_timeout: float,
+        log: Path,
     ) -> None:
         self._template = template
         self.failure: str | None = None
@@ -183,7 +190,7 @@ class ZygoteClient:
             case WorkerForked():
                 for descriptor in descriptors:
                     os.close(descriptor)
-            case WorkerExited(req, code) if req in self._alive:
+            case WorkerProcessExited(req, code) if req in self._alive:
                 self._alive.pop(req).report(code)
             case ForkFailed(req, text) if req in self._waiting:
                 future, lifeline, _ = self._waiting.pop(req)
@@ -250,7 +257,7 @@ class ZygoteLauncher:
         self._entry = entry
         self._intensity = RestartIntensity(clock=clock)
         self._children = ChildProcesses(self._sweep)
-        self._shim: Shim | None = None
+        self._shim: ShimClient | None = None
         self._forkers: dict[Template, ZygoteClient] = {}
         self._stopped = False
 
@@ -306,7 +313,7 @@ class ZygoteLauncher:
             )
         try:
             if self._shim is None:
-                self._shim = Shim(self._run_id, self._log, self._shim_ended, self.environment)
+                self._shim = ShimClient(self._run_id, self._log, self._shim_ended, self.environment)
             forker = ZygoteClient(
                 template,
                 self._shim,

@@ -25,15 +25,15 @@ from orch_protocol.session.entries import (
     CompactionEntry,
     MessageEntry,
     PhaseEntry,
-    TurnEnd,
-    TurnStart,
+    TurnEndEntry,
+    TurnStartEntry,
     UpgradeEntry,
 )
 from orch_worker.backends.offline.scripted import RecordedRequest
 from orch_worker.conversation.framing import split_first_prompt
 from orch_worker.conversation.history import acceptable
 from orch_worker.conversation.turns import is_answered
-from orch_worker.session.session import Session, UnknownEntry
+from orch_worker.session.session import SessionState, UnknownEntry
 
 from ..sessions.export import MESSAGE_ENTRIES
 from ..sessions.formats.conversation import ImportedSession, Kept, Told, path_of
@@ -72,10 +72,10 @@ def recording_of(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] 
     )
     history = _history(path[:first])
     # Who goes back behind an answer may leave what says that it was the last.
-    ended = {entry.turn: entry for entry in found.entries if isinstance(entry, TurnEnd)}
+    ended = {entry.turn: entry for entry in found.entries if isinstance(entry, TurnEndEntry)}
     turns: list[list[MessageEntry]] = []
     for entry in path[first:]:
-        if isinstance(entry, TurnStart):
+        if isinstance(entry, TurnStartEntry):
             raise ConfigError(f"turn {len(turns)} was cut short, and goes on from there: that cannot be told again")
         if isinstance(entry, MessageEntry) and entry.turn:
             if not turns or turns[-1][0].turn != entry.turn:
@@ -175,7 +175,7 @@ def _folded(entries: Sequence[Any]) -> tuple[Message, ...]:
     """Return what a conversation of these entries, each of which follows the one before, shows."""
     parents = [None, *(entry.id for entry in entries)]
     chained = [replace(entry, parent_id=parent) for entry, parent in zip(entries, parents, strict=False)]
-    return Session.fold(chained).messages
+    return SessionState.fold(chained).messages
 
 
 def _made(spec: AgentSpec) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def _history(entries: Sequence[Told]) -> tuple[Message, ...]:
     kept = [
         UnknownEntry(entry.id, entry.parent_id, entry.type) if isinstance(entry, Kept) else entry for entry in entries
     ]
-    session = Session.fold(kept)
+    session = SessionState.fold(kept)
     gone = {entry.id: entry.deleted for entry in entries if isinstance(entry, MessageEntry) and entry.deleted}
     for item in session.view.items:
         # What an archive that was deleted left in its place is told as it stands.
@@ -300,7 +300,7 @@ def _history(entries: Sequence[Told]) -> tuple[Message, ...]:
     return session.messages
 
 
-def _turn(number: int, turn: list[MessageEntry], ended: dict[str, TurnEnd], *, hooks: bool) -> dict[str, Any]:
+def _turn(number: int, turn: list[MessageEntry], ended: dict[str, TurnEndEntry], *, hooks: bool) -> dict[str, Any]:
     prompt, *rest = [entry.message for entry in turn]
     if when := next((entry.deleted for entry in turn if entry.deleted), ""):
         raise ConfigError(f"what was said in turn {number} was deleted on {when[:10]}: that cannot be told again")

@@ -20,7 +20,7 @@ from ..archival.plan.economics import Prices, summary_cost
 from ..archival.plan.plan import SUMMARY_TOKENS
 from .readers import Scale
 
-__all__ = ["DEFAULT", "NAMES", "Policy", "Setting", "policy_named"]
+__all__ = ["DEFAULT", "NAMES", "Policy", "ReplaySetting", "policy_named"]
 
 FULL_SHARE: Final = 0.85
 KEPT_TOKENS: Final = 20_000
@@ -31,7 +31,7 @@ CLEARED: Final = "[cleared]"
 FILLER: Final = "What happened here was told to the model in about so many words. "
 
 
-class Setting(Struct, frozen=True):
+class ReplaySetting(Struct, frozen=True):
     """What a policy is run with: sizes, prices, the window it must fit, how long a model's summary is."""
 
     scale: Scale
@@ -64,7 +64,7 @@ class Policy(Protocol):
 class Nothing:
     """Sends everything, always."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ReplaySetting) -> None:
         self.setting = setting
         self.collapses = 0
 
@@ -122,7 +122,7 @@ class Masking(Nothing):
 class Archiving(Nothing):
     """Archives by a profile, into a folder, really. A model's summary is charged at its length, and is filler."""
 
-    def __init__(self, setting: Setting, config: ArchivalConfig, *, summaries: bool = True) -> None:
+    def __init__(self, setting: ReplaySetting, config: ArchivalConfig, *, summaries: bool = True) -> None:
         super().__init__(setting)
         scale = setting.scale
         text = filler(setting.summary_tokens, scale.estimator)
@@ -160,7 +160,7 @@ class Archiving(Nothing):
 
 _PHASE: Final = ArchivalConfig(profile="balanced", turns=False)
 
-_MAKERS: Final[dict[str, Callable[[Setting], Policy]]] = {
+_MAKERS: Final[dict[str, Callable[[ReplaySetting], Policy]]] = {
     "none": Nothing,
     "compaction": Compacting,
     "compaction-1m": lambda setting: Compacting(msgspec.structs.replace(setting, window=1_000_000)),
@@ -178,7 +178,7 @@ NAMES: Final = tuple(_MAKERS)
 DEFAULT: Final = ("none", "compaction", "mask", "turn", "phase", "auto", "economy", "roomy")
 
 
-def policy_named(name: str, setting: Setting) -> Policy:
+def policy_named(name: str, setting: ReplaySetting) -> Policy:
     """Return the policy called `name` for one conversation. ConfigError when there is none."""
     maker = _MAKERS.get(name)
     if maker is None:

@@ -13,7 +13,7 @@ from orch_worker.conversation.recalled import shown_hits
 
 from ..archival.plan.economics import Prices
 from ..archival.plan.plan import SUMMARY_TOKENS
-from .policies import Policy, Setting, policy_named
+from .policies import Policy, ReplaySetting, policy_named
 from .prices import Bill, Meter
 from .readers import Recording, Scale, scale_of
 from .retained_facts import KINDS, Share, evidence_in, reachable
@@ -86,7 +86,7 @@ def replay(
     for number, recording in enumerate(recordings):
         scale = scale_of(recording, terms.beside)
         where = folder / f"{name}-{number:04d}"
-        setting = Setting(scale, terms.prices, where, terms.window, terms.summary_tokens)
+        setting = ReplaySetting(scale, terms.prices, where, terms.window, terms.summary_tokens)
         policy = policy_named(name, setting)
         try:
             bill, context, course = _run(recording, policy, scale, terms, told)

@@ -126,7 +126,7 @@ def _paid(row: AuditRow, usage: Usage) -> AuditRow:
     return replace(row, tokens=usage.input_tokens + usage.output_tokens, cost_usd=usage.cost_usd)
 
 
-def _reply(entry: entries.TurnEnd) -> AuditRow:
+def _reply(entry: entries.TurnEndEntry) -> AuditRow:
     reply: Reply = entry.reply
     text = f"deleted on {entry.deleted}" if entry.deleted else reply.text
     return _paid(AuditRow(0, "reply", turn=entry.turn, name=reply.stop_reason, text=text), reply.usage)
@@ -159,8 +159,8 @@ def _phase(entry: entries.PhaseEntry) -> AuditRow:
 
 
 _OTHERS: Final[dict[type, Callable[[Any], AuditRow]]] = {
-    entries.TurnEnd: _reply,
-    entries.TurnStart: lambda entry: AuditRow(0, "interrupted", turn=entry.turn, text=entry.interrupted),
+    entries.TurnEndEntry: _reply,
+    entries.TurnStartEntry: lambda entry: AuditRow(0, "interrupted", turn=entry.turn, text=entry.interrupted),
     entries.CompactionEntry: lambda entry: AuditRow(0, "compaction", text=entry.summary),
     entries.ArchiveEntry: _archive,
     entries.UpgradeEntry: lambda entry: AuditRow(0, "archive_summary", name=entry.upgrade.holder),

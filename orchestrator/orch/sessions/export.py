@@ -15,7 +15,7 @@ from orch_protocol.core.messages import Block, Image, Message, Opaque, Thinking,
 from orch_protocol.services.requests import AgentRow
 from orch_protocol.session.entries import BranchSummary, CustomMessage, Label, MessageEntry, Telling
 from orch_worker.session.log.append_log import load
-from orch_worker.session.session import Session
+from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import NAME
 
 from ..archival.adapters import FORMATS, OWN, convert_message, format_named
@@ -128,7 +128,7 @@ def _list(found: ImportedSession, format: str, notes: list[str]) -> Iterator[str
     shape, lost = format_named(format), _Lost(format)
     rows = [
         row
-        for message in Session.fold(told).messages
+        for message in SessionState.fold(told).messages
         for row in convert_message(shape, Message(message.role, tuple(lost.fit(message.content))))
     ]
     notes += lost.notes()

@@ -18,7 +18,7 @@ from orch_protocol.core.errors import ForeignFileError, StoreError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import text_of
 from orch_protocol.core.text import scrub
-from orch_protocol.session.entries import ArchiveEntry, MessageEntry, SessionHeader, TurnEnd, UpgradeEntry
+from orch_protocol.session.entries import ArchiveEntry, MessageEntry, SessionHeader, TurnEndEntry, UpgradeEntry
 from orch_worker.conversation.framing import is_project, split_first_prompt
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.log_reader import digest, read_spans
@@ -82,7 +82,7 @@ def write_entries(log: AppendLog, found: ImportedSession, holders: Mapping[str, 
     moved = _Moved(found.spans)
     for entry in found.entries:
         start = log.end
-        if holders and isinstance(entry, ArchiveEntry | UpgradeEntry | TurnEnd):
+        if holders and isinstance(entry, ArchiveEntry | UpgradeEntry | TurnEndEntry):
             entry = _renamed(entry, holders)
         if isinstance(entry, ArchiveEntry):
             entry = _archived(entry, moved, log)
@@ -130,9 +130,9 @@ def _archived(entry: ArchiveEntry, moved: _Moved, log: AppendLog) -> ArchiveEntr
     )
 
 
-def _renamed(entry: ArchiveEntry | UpgradeEntry | TurnEnd, holders: Mapping[str, str]) -> Any:
+def _renamed(entry: ArchiveEntry | UpgradeEntry | TurnEndEntry, holders: Mapping[str, str]) -> Any:
     """Return `entry` with the ids of holders exchanged, wherever it names one."""
-    if isinstance(entry, TurnEnd):
+    if isinstance(entry, TurnEndEntry):
         known = holders.get(entry.reply.archived_to or "")
         return msgspec.structs.replace(entry, reply=msgspec.structs.replace(entry.reply, archived_to=known))
     return msgspec.convert(_exchanged(msgspec.to_builtins(entry), holders), type(entry))

@@ -50,7 +50,7 @@ from .journal.events import (
     AddTaint,
     ApprovePlan,
     BootTimeout,
-    CancelTurn,
+    CancelRequested,
     ChangeModel,
     ChangeTitle,
     CollectReply,
@@ -60,8 +60,9 @@ from .journal.events import (
     Event,
     FinishQuery,
     Instruction,
-    Kill,
+    KillRequested,
     LaunchFailed,
+    LocalOnlyRequested,
     Notify,
     ProcessExited,
     QueueSteering,
@@ -71,15 +72,14 @@ from .journal.events import (
     RecordUsage,
     Recover,
     RestartWorker,
-    RestrictToLocal,
-    Resume,
+    ResumeRequested,
     RetireIdleAgents,
-    RetractSteering,
+    RetractionRequested,
     RevokeTools,
     Send,
     SetQueueModes,
     Signal,
-    Spawn,
+    SpawnRequested,
     StartPlan,
     StartQuery,
     StartWorker,
@@ -123,7 +123,7 @@ class Tree:
                 return self._on_worker_booted(event, now)
             case ProcessExited():
                 return self._on_process_exited(event, now)
-            case Spawn():
+            case SpawnRequested():
                 return self._on_spawn(event, now)
             case CollectReply():
                 return self._on_collect_reply(event, now)
@@ -153,7 +153,7 @@ class Tree:
                 return self._on_record_deletion(event, now)
             case DiscardSession():
                 return self._on_discard_session(event, now)
-            case RestrictToLocal():
+            case LocalOnlyRequested():
                 return self._on_restrict_to_local(event, now)
             case ChangeModel():
                 return self._on_change_model(event, now)
@@ -167,17 +167,17 @@ class Tree:
                 return self._on_restart_worker(event, now)
             case RetireIdleAgents():
                 return self._on_retire_idle_agents(event, now)
-            case Kill():
+            case KillRequested():
                 return self._on_kill(event, now)
             case ChangeTitle():
                 return self._on_change_title(event, now)
-            case RetractSteering():
+            case RetractionRequested():
                 return self._on_retract_steering(event, now)
             case SetQueueModes():
                 return self._on_set_queue_modes(event, now)
-            case CancelTurn():
+            case CancelRequested():
                 return self._on_cancel_turn(event, now)
-            case Resume():
+            case ResumeRequested():
                 return self._on_resume(event, now)
             case RevokeTools():
                 return self._on_revoke_tools(event, now)
@@ -192,7 +192,7 @@ class Tree:
 
     # Spawning.
 
-    def _on_spawn(self, event: Spawn, now: float) -> Decision:
+    def _on_spawn(self, event: SpawnRequested, now: float) -> Decision:
         if event.request_id is not None and event.request_id in self.agents.requests:
             return Decision(value=self.agents.requests[event.request_id])
         parent = self.agents[event.caller] if event.caller is not None else None
@@ -358,7 +358,7 @@ class Tree:
     def _on_discard_session(self, event: DiscardSession, now: float) -> Decision:
         return deletions.discard(self.agents, event, now)
 
-    def _on_restrict_to_local(self, event: RestrictToLocal, now: float) -> Decision:
+    def _on_restrict_to_local(self, event: LocalOnlyRequested, now: float) -> Decision:
         return Decision([journaled.LocalOnlySet(at=now, id=event.id, backend=event.backend)])
 
     def _on_change_model(self, event: ChangeModel, now: float) -> Decision:
@@ -426,7 +426,7 @@ class Tree:
                 instructions += acts
         return Decision(entries, instructions)
 
-    def _on_kill(self, event: Kill, now: float) -> Decision:
+    def _on_kill(self, event: KillRequested, now: float) -> Decision:
         doomed: dict[str, AgentRecord] = {}
         for id in event.ids:
             doomed |= {node.spec.id: node for node in self.agents.subtree(id) if node.status != "killed"}
@@ -463,13 +463,13 @@ class Tree:
         new = event.title != self.agents[event.id].title
         return Decision([journaled.TitleChanged(at=now, id=event.id, title=event.title)] if new else [])
 
-    def _on_retract_steering(self, event: RetractSteering, now: float) -> Decision:
+    def _on_retract_steering(self, event: RetractionRequested, now: float) -> Decision:
         return steering.retract(self.agents, event, now)
 
     def _on_set_queue_modes(self, event: SetQueueModes, now: float) -> Decision:
         return steering.set_queue_modes(self.agents, event, now)
 
-    def _on_cancel_turn(self, event: CancelTurn, now: float) -> Decision:
+    def _on_cancel_turn(self, event: CancelRequested, now: float) -> Decision:
         node = self.agents[event.id]
         if node.pending is None or node.status != "busy":
             return Decision()
@@ -484,7 +484,7 @@ class Tree:
             return Decision([*settled.entries, WorkerStopping(at=now, id=event.id)], [*settled.instructions, kill])
         return Decision([], [Send(event.id, node.pending.query_id, "cancel", worker_messages.CancelCurrentTurn())])
 
-    def _on_resume(self, event: Resume, now: float) -> Decision:
+    def _on_resume(self, event: ResumeRequested, now: float) -> Decision:
         node = self.agents[event.id]
         if node.deleted:
             raise node.refusal()
@@ -505,7 +505,7 @@ class Tree:
         return inherited_rights.revoke_tools(self.agents, event, now)
 
     def _on_approve_plan(self, event: ApprovePlan, now: float) -> Decision:
-        return Decision([journaled.PlanApproved(at=now, id=event.id)])
+        return Decision([journaled.AgentPlanApproved(at=now, id=event.id)])
 
     def _on_start_plan(self, event: StartPlan, now: float) -> Decision:
         return Decision([journaled.PlanStarted(at=now, id=event.id, plan=event.plan)])

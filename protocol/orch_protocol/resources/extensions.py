@@ -9,12 +9,12 @@ from msgspec import Meta, Struct
 from ..core.prompts import Tier
 from .slash_commands import WidgetPlace
 
-__all__ = ["ExtensionSpec", "Manifest", "Permissions", "WidgetSpec"]
+__all__ = ["ExtensionPermissions", "ExtensionSpec", "Manifest", "WidgetSpec"]
 
 Name: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_-]{0,63}\Z")]
 
 
-class Permissions(Struct, frozen=True):
+class ExtensionPermissions(Struct, frozen=True):
     """What an extension may register. Other registrations raise ConfigError.
 
     `stages`: where its hooks may be called, `*` for all. `tools`, `commands`: names of tools and slash commands.
@@ -47,7 +47,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     version: str = "0"
     description: str = ""
-    permissions: Permissions = Permissions()
+    permissions: ExtensionPermissions = ExtensionPermissions()
     keys: dict[str, str] = {}
     widgets: tuple[WidgetSpec, ...] = ()
 

@@ -42,8 +42,8 @@ __all__ = [
     "Telling",
     "ThinkingLevelChange",
     "TranscriptPosition",
-    "TurnEnd",
-    "TurnStart",
+    "TurnEndEntry",
+    "TurnStartEntry",
     "UpgradeEntry",
 ]
 
@@ -135,14 +135,14 @@ class CompactionEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="compacti
     deleted: str = ""
 
 
-class TurnStart(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_start"):
+class TurnStartEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_start"):
     """A query was accepted. Written only when the turn before it was cut short, to say so."""
 
     turn: str
     interrupted: str
 
 
-class TurnEnd(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_end"):
+class TurnEndEntry(_Entry, frozen=True, gc=False, kw_only=True, tag="turn_end"):
     """A turn is over. This line is what makes a reply true: without it the turn was interrupted.
 
     `deleted` is when what the reply said was deleted.
@@ -300,8 +300,8 @@ Entry: TypeAlias = (
     SessionHeader
     | MessageEntry
     | CompactionEntry
-    | TurnStart
-    | TurnEnd
+    | TurnStartEntry
+    | TurnEndEntry
     | ArchiveEntry
     | UpgradeEntry
     | PlanApproved

@@ -2,7 +2,7 @@
 
 Root to zygote: `ForkWorker`, with the read end of the worker's birth pipe beside it.
 Zygote to root: `ZygoteReady` or `ZygoteFailed` once; then `WorkerForked` (with a pidfd) or `ForkFailed` for each
-`ForkWorker`, and one `WorkerExited` for each worker that came up. `req` is the root's unique number for the worker.
+`ForkWorker`, and one `WorkerProcessExited` for each worker that came up. `req` is the root's number for the worker.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = [
     "ForkFailed",
     "ForkWorker",
     "Report",
-    "WorkerExited",
     "WorkerForked",
+    "WorkerProcessExited",
     "ZygoteFailed",
     "ZygoteReady",
     "decode_birth",
@@ -74,14 +74,14 @@ class ForkFailed(Struct, frozen=True, array_like=True, tag=True):
     text: str
 
 
-class WorkerExited(Struct, frozen=True, array_like=True, tag=True):
+class WorkerProcessExited(Struct, frozen=True, array_like=True, tag=True):
     """The worker is gone and reaped: its exit code, or minus the signal's number."""
 
     req: int
     code: int
 
 
-Report: TypeAlias = ZygoteReady | ZygoteFailed | WorkerForked | ForkFailed | WorkerExited
+Report: TypeAlias = ZygoteReady | ZygoteFailed | WorkerForked | ForkFailed | WorkerProcessExited
 
 encode = msgspec.msgpack.Encoder().encode
 decode_fork = msgspec.msgpack.Decoder(ForkWorker).decode

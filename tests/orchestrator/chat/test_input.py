@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch.chat import history
-from orch.chat.approvals import Consent, consent, leaving
+from orch.chat.approvals import ConsentInput, consent, leaving
 from orch.chat.completion import Suggestion, suggestions
 from orch.chat.keys import Interrupts
 from orch.chat.pastes import Pastes, folded
@@ -51,26 +51,26 @@ def test_what_was_said_is_shown_folded() -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("y", Consent(True)),
-        (" YES ", Consent(True)),
-        ("s", Consent(True, "session")),
-        ("p", Consent(True, "project")),
-        ("n", Consent(False)),
-        ("no, not on a Friday", Consent(False, reason="not on a Friday")),
+        ("y", ConsentInput(True)),
+        (" YES ", ConsentInput(True)),
+        ("s", ConsentInput(True, "session")),
+        ("p", ConsentInput(True, "project")),
+        ("n", ConsentInput(False)),
+        ("no, not on a Friday", ConsentInput(False, reason="not on a Friday")),
         ("", None),
         ("yes please run the tests", None),
         ("yesterday", None),
         ("now", None),
     ],
 )
-def test_only_a_clear_answer_is_one(typed: str, said: Consent | None) -> None:
+def test_only_a_clear_answer_is_one(typed: str, said: ConsentInput | None) -> None:
     """What was being written as the question came allows nothing, and denies nothing."""
     assert consent(typed) == said
 
 
 def test_a_plan_is_approved_once() -> None:
     """No plan is approved for later."""
-    assert consent("y", plan=True) == Consent(True)
+    assert consent("y", plan=True) == ConsentInput(True)
     assert consent("s", plan=True) is consent("p", plan=True) is None
 
 

@@ -13,9 +13,9 @@ import pytest
 from orch.demo.bug_hunt import copy_project, read_script
 from orch.demo.chart import svg_chart, text_chart
 from orch.demo.context_meter import Course, bill, course_of, read_session
-from orch.demo.long_session import TOKENS_PER_CELL, Session, progress_line, show_session
+from orch.demo.long_session import TOKENS_PER_CELL, PlayedSession, progress_line, show_session
 from orch.demo.play import Quotation, best_line, quotations, tree_lines
-from orch.demo.screen import Screen, screen_of
+from orch.demo.screen import DemoScreen, screen_of
 from orch.replay.report import ReplayPricing
 from source_tree import ROOT
 
@@ -84,7 +84,7 @@ def test_screen_uses_80_to_120_columns(columns: Any, width: int, used: int, live
 def test_screen_lines_fit_its_width() -> None:
     """Paragraphs and quotations are wrapped, tables cut; commands and paths stay whole."""
     out = Out()
-    screen = Screen(out, width=80)
+    screen = DemoScreen(out, width=80)
     for write in (screen.heading, screen.say, screen.quote):
         write("seven words that are said again and again " * 9)
     screen.lines(["x" * 200])
@@ -97,7 +97,7 @@ def test_quotation_is_wrapped_to_two_lines() -> None:
     """The figure at its end is whole; control characters are written out."""
     out = Out()
     line = "2026-03-29T05:03:19Z ERROR mail     station=17 smtp timeout after 30 s, queued as 17-0329-0502\x1b"
-    Screen(out, width=80).quote(line)
+    DemoScreen(out, width=80).quote(line)
     assert out.text == (
         "   > 2026-03-29T05:03:19Z ERROR mail     station=17 smtp timeout after 30 s,\n"
         "   > queued as 17-0329-0502\\x1b\n"
@@ -107,7 +107,7 @@ def test_quotation_is_wrapped_to_two_lines() -> None:
 def test_screen_draws_with_ascii_where_nothing_else_can_be_written() -> None:
     """Chart, bar, tree and shortened quotations have no other character."""
     out = Out(encoding="ascii")
-    screen = Screen(out, width=80)
+    screen = DemoScreen(out, width=80)
     course = Course((3000, 9000), (3000, 4000))
     screen.lines(text_chart(course.without, course.archived, width=60, drawn=screen.draws))
     screen.lines([progress_line(course, 1, draws=screen.draws)])
@@ -235,5 +235,5 @@ def test_totals_and_chart_are_as_in_the_snapshot(width: int) -> None:
     without = course_of(read_session(EXAMPLE / "session.jsonl")).without
     course = Course(without, tuple(min(tokens, 4000 + 90 * at) for at, tokens in enumerate(without)))
     out = Out()
-    show_session(Screen(out, width=width), Session(course, 0.52, 0.34, "/tmp/orch-demo-x.svg"))
+    show_session(DemoScreen(out, width=width), PlayedSession(course, 0.52, 0.34, "/tmp/orch-demo-x.svg"))
     assert out.text == (SNAPSHOTS / f"demo_totals_{width}.txt").read_text()

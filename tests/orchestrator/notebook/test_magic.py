@@ -21,7 +21,7 @@ from orchestrator.chat.test_app import question
 
 pytest.importorskip("IPython")
 
-from orch.notebook.magic import Line, OrchMagics
+from orch.notebook.magic import MagicLine, OrchMagics
 from orch.notebook.view import Told, TurnView
 
 
@@ -60,7 +60,7 @@ def test_a_line_is_read_as_everywhere(typed: str, done: tuple[str, str]) -> None
     magics = OrchMagics.__new__(OrchMagics)
     magics._session = desk = Desk()  # type: ignore[assignment]
     magics._names, magics._approve, magics._draws = {}, "ask", True
-    magics._obey(Line(typed), "")
+    magics._obey(MagicLine(typed), "")
     assert desk.said == [done]
 
 

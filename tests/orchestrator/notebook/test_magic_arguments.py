@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from orch.notebook.magic import Line, parse, questions
+from orch.notebook.magic import MagicLine, parse, questions
 from orch.notebook.session import Choice
 from orch_protocol.core.errors import ConfigError
 
 
 def test_a_prompt_is_taken_as_it_was_typed() -> None:
     """Quotes, dashes and apostrophes in it mean nothing."""
-    assert parse('What\'s in "df" --really?') == Line('What\'s in "df" --really?')
+    assert parse('What\'s in "df" --really?') == MagicLine('What\'s in "df" --really?')
 
 
 def test_options_come_first() -> None:
     """With a blank or an equals sign; any of them that says what the agent is to be makes a new one."""
     line = parse("--new --model=a:b --tools x,y --max-cost $2.5 --approve auto Plot --it")
-    assert line == Line("Plot --it", Choice(model="a:b", tools=("x", "y"), max_cost=2.5), "auto")
+    assert line == MagicLine("Plot --it", Choice(model="a:b", tools=("x", "y"), max_cost=2.5), "auto")
     assert parse("--approve deny hi").choice is None
-    assert parse("--close") == Line(close=True)
+    assert parse("--close") == MagicLine(close=True)
 
 
 def test_a_script_is_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from orch.policy.budgets import BudgetLedger
 from orch.supervisor.time_budget import TimeBudgets
 from orch.tree.agents.agent_record import BusyTime
 from orch.tree.journal.entries import RunStarted
-from orch.tree.journal.events import FinishQuery, ProcessExited, Recover, Resume
+from orch.tree.journal.events import FinishQuery, ProcessExited, Recover, ResumeRequested
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.budget import KINDS, Budget, BudgetAmounts, BudgetChange, ReserveBudget, amounts_of, limit_of
 from orch_protocol.core.errors import BudgetExceededError, ConfigError
@@ -140,7 +140,7 @@ class TestTime:
         later[-1][1]()  # type: ignore[operator]
         assert [id for id, _ in ended] == [child]
         assert "used 40 of 40 s of work; `orch resume 2 --max-seconds" in ended[0][1]
-        land.forest.handle(Resume(parent, BudgetChange(max_seconds=90)))
+        land.forest.handle(ResumeRequested(parent, BudgetChange(max_seconds=90)))
         land.forest.now += 20
         later[-1][1]()  # type: ignore[operator]
         assert len(ended) == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orch.policy.budget_rules import budget_of, format_usd, reservation
 from orch.policy.budgets import BudgetLedger
-from orch.tree.journal.events import FinishQuery, Kill, RecordUsage, Resume
+from orch.tree.journal.events import FinishQuery, KillRequested, RecordUsage, ResumeRequested
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.budget import Budget, BudgetAmounts, BudgetChange, BudgetReservationResult, ReserveBudget
 from orch_protocol.core.errors import BudgetExceededError, ConfigError, ProtocolError
@@ -133,7 +133,7 @@ class TestChain:
         assert town.budgets.kinds_for(None) == ("usd",)
         one, two = town.work(), town.work()
         town.finish(one, 2.5)
-        town.forest.handle(Kill((one,), "the user"))
+        town.forest.handle(KillRequested((one,), "the user"))
         assert "all agents together spent $2.50 of $3.00, which is budget.max_cost_usd" in town.short(two)
 
 
@@ -243,12 +243,12 @@ def test_a_limit_can_be_set_anew() -> None:
     town.finish(id, 1.5)
     town.ask(id, "more")
     town.short(id)
-    town.forest.handle(Resume(id, BudgetChange(max_cost_usd=5.0)))
+    town.forest.handle(ResumeRequested(id, BudgetChange(max_cost_usd=5.0)))
     assert town.reserve(id).amounts.usd == 3.5
     assert town.forest.status(id) == "busy"
-    town.forest.handle(Kill((id,), "the user"))
+    town.forest.handle(KillRequested((id,), "the user"))
     town.forest.gone(id)
-    town.forest.handle(Resume(id, BudgetChange(max_cost_usd=6.0)))
+    town.forest.handle(ResumeRequested(id, BudgetChange(max_cost_usd=6.0)))
     assert town.forest.status(id) == "cold"
     folded = town.forest.refold().agents
     assert folded.by_id == town.forest.tree.agents.by_id

@@ -19,8 +19,8 @@ from orch_protocol.core.errors import LaunchError
 from orch_protocol.wire.zygote_messages import (
     ForkFailed,
     Report,
-    WorkerExited,
     WorkerForked,
+    WorkerProcessExited,
     ZygoteFailed,
     ZygoteReady,
     decode_fork,
@@ -110,7 +110,7 @@ async def test_worker_comes_up_and_ends(zygote: Zygote, ends: tuple[int, int]) -
     zygote.say(WorkerForked(req, 77), ends[0])
     child = await task
     assert child.pid == 77
-    zygote.say(WorkerExited(req, 7))
+    zygote.say(WorkerProcessExited(req, 7))
     assert await child.ended == 7
 
 
@@ -120,7 +120,7 @@ async def test_exit_in_the_same_breath_as_the_fork_is_not_lost(zygote: Zygote, e
     await turns()
     [req] = zygote.hear()
     zygote.say(WorkerForked(req, 77), ends[0])
-    zygote.say(WorkerExited(req, -9))
+    zygote.say(WorkerProcessExited(req, -9))
     assert await (await task).ended == -9
 
 
@@ -230,5 +230,5 @@ async def test_launch_cancelled_after_its_answer_ends_the_worker(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert killed == [9]
-    zygote.say(WorkerExited(req, -9))
+    zygote.say(WorkerProcessExited(req, -9))
     await turns()

@@ -11,7 +11,7 @@ import pytest
 from orch import cli
 from orch.api.archiver import Archiver
 from orch.archival.plan.economics import Prices
-from orch.replay.policies import NAMES, Setting, filler, policy_named
+from orch.replay.policies import NAMES, ReplaySetting, filler, policy_named
 from orch.replay.prices import Bill, Meter
 from orch.replay.readers import ASSUMED_BESIDE, Recording, read_recordings, scale_of
 from orch.replay.report import Outcome, ReplayPricing, recorded_input, replay, report, table
@@ -106,7 +106,7 @@ def test_system_prompt_is_assumed_where_nothing_tells(tmp_path: Path) -> None:
 def test_policy_keeps_requests_whole(recordings: list[Recording], tmp_path: Path, name: str) -> None:
     """Under every policy each call in a request has its result, and no result is without its call."""
     (recording,) = recordings
-    policy = policy_named(name, Setting(scale_of(recording), Prices(), tmp_path / name, window=60_000))
+    policy = policy_named(name, ReplaySetting(scale_of(recording), Prices(), tmp_path / name, window=60_000))
     context: list[Message] = []
     for place, each in enumerate(recording.messages):
         if place in recording.calls:

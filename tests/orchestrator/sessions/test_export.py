@@ -37,7 +37,7 @@ from orch_protocol.services.requests import AgentRow
 from orch_protocol.session.entries import Checkout, Label, MessageEntry, SessionInfo, Telling
 from orch_protocol.session.tree import SessionEdit, SetModel, SetThinking
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.session import Session, UnknownEntry
+from orch_worker.session.session import SessionState, UnknownEntry
 from orch_worker.session.transcript import Transcript
 from recordings import chat, dump_lines
 
@@ -75,10 +75,10 @@ def again(row: AgentRow, format: str, folder: Path) -> ImportedSession:
     return read_conversation(path)
 
 
-def fold(found: ImportedSession) -> Session:
+def fold(found: ImportedSession) -> SessionState:
     """Return the session that the entries are."""
     kept = [UnknownEntry(each.id, each.parent_id) if isinstance(each, Kept) else each for each in found.entries]
-    return Session.fold(kept)
+    return SessionState.fold(kept)
 
 
 def whole(found: ImportedSession) -> tuple[Message, ...]:
@@ -92,7 +92,7 @@ def whole(found: ImportedSession) -> tuple[Message, ...]:
             path.append(entry)
         at = entry.parent_id
     parents = [None, *(entry.id for entry in path[:0:-1])]
-    return Session.fold(
+    return SessionState.fold(
         [msgspec.structs.replace(entry, parent_id=parent) for entry, parent in zip(path[::-1], parents, strict=True)]
     ).messages
 
@@ -238,7 +238,7 @@ class TestLists:
         """Thinking, calls, failures and pictures in results, whatever is in them: nothing is lost on the way."""
         folder = tmp_path_factory.mktemp("s")
         row = recorded(folder / "a", *messages)
-        assert fold(again(row, format, folder)).messages == Session.fold(read_entries(row)).messages == messages
+        assert fold(again(row, format, folder)).messages == SessionState.fold(read_entries(row)).messages == messages
 
     @pytest.mark.parametrize("format", ["openai", "responses"])
     @settings(max_examples=40, deadline=None)

@@ -20,7 +20,7 @@ from orch_protocol.session.entries import MessageEntry, PhaseEntry
 from orch_protocol.wire.worker_messages import TurnEvent
 from orch_worker.agent.side_requests import SideRequests
 from orch_worker.agent.turn import CancelToken
-from orch_worker.session.session import Session
+from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import World, opened
 
@@ -42,7 +42,7 @@ async def spawned(o: World, *said: Any, beside: tuple[str, ...] = (), **options:
     return await o.spawn("work", backend=ScriptedBackend(said, beside), **options)
 
 
-def session(o: World, agent: AsyncSubagent) -> Session:
+def session(o: World, agent: AsyncSubagent) -> SessionState:
     """Return the agent's session, as its file has it."""
     return read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder))
 

@@ -9,14 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from orch.tree.journal.entries import QueryFinished, WorkerExited
 from orch.tree.journal.events import (
-    CancelTurn,
+    CancelRequested,
     CollectReply,
     ConfirmSteering,
-    Kill,
+    KillRequested,
     LaunchFailed,
     QueueSteering,
     Recover,
-    Resume,
+    ResumeRequested,
     RetireIdleAgents,
     StopIfIdle,
     StopTimeout,
@@ -102,7 +102,7 @@ def test_killing_ends_everything_below_children_first() -> None:
     two = forest.spawn(one)
     three = forest.spawn(two)
     forest.ask(two, "q2")
-    assert forest.handle(Kill((one,), "the user")) == (three, two, one)
+    assert forest.handle(KillRequested((one,), "the user")) == (three, two, one)
     assert [signal.id for signal in forest.told(Signal)] == [three, two, one]
     assert [notify.error.type for notify in forest.told(Notify)] == ["AgentGoneError"]
     with pytest.raises(AgentGoneError, match="orch resume 2"):
@@ -113,8 +113,8 @@ def test_killing_twice_kills_once() -> None:
     """The second kill finds nothing to do."""
     forest = Forest()
     id = forest.spawn()
-    forest.handle(Kill((id, id), "the user"))
-    assert forest.handle(Kill((id,), "the user")) == ()
+    forest.handle(KillRequested((id, id), "the user"))
+    assert forest.handle(KillRequested((id,), "the user")) == ()
     assert forest.last == []
 
 
@@ -124,11 +124,11 @@ def test_a_killed_agent_keeps_its_usage_and_answers_after_resume() -> None:
     id = forest.spawn()
     forest.ask(id)
     forest.finish(id)
-    forest.handle(Kill((id,), "the user"))
+    forest.handle(KillRequested((id,), "the user"))
     forest.gone(id)
     assert forest.status(id) == "killed"
     assert forest.tree.agents.tree_usage(id) == Usage(10, 5, cost_usd=0.5)
-    forest.handle(Resume(id))
+    forest.handle(ResumeRequested(id))
     assert forest.status(id) == "cold"
     forest.ask(id)
     assert forest.told(Launch) == [Launch(id, 2)]
@@ -138,12 +138,12 @@ def test_an_agent_is_resumed_when_its_last_process_is_gone() -> None:
     """Two processes of one agent would fight for its transcript; until then the error says to wait."""
     forest = Forest()
     id = forest.spawn()
-    forest.handle(Kill((id,), "the user"))
+    forest.handle(KillRequested((id,), "the user"))
     with pytest.raises(AgentBusyError, match="has not ended yet"):
-        forest.handle(Resume(id))
+        forest.handle(ResumeRequested(id))
     forest.gone(id)
     assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{id}:1"]
-    forest.handle(Resume(id))
+    forest.handle(ResumeRequested(id))
     assert forest.status(id) == "cold"
 
 
@@ -151,7 +151,7 @@ def test_an_agent_killed_as_it_starts_is_gone_when_its_launch_is() -> None:
     """Whether a process comes of it or not, the end is on record and told once."""
     forest = Forest()
     failed, started = forest.spawn(up=False), forest.spawn(up=False)
-    forest.handle(Kill((failed, started), "the user"))
+    forest.handle(KillRequested((failed, started), "the user"))
     forest.handle(LaunchFailed(failed, 1, "too late"))
     assert [notify.topic for notify in forest.told(Notify)] == [f"gone:{failed}:1"]
     forest.handle(WorkerBooted(started, 1, 7))
@@ -160,7 +160,7 @@ def test_an_agent_killed_as_it_starts_is_gone_when_its_launch_is() -> None:
     forest.gone(started)
     assert forest.last == []
     for id in (failed, started):
-        forest.handle(Resume(id))
+        forest.handle(ResumeRequested(id))
         assert forest.status(id) == "cold"
 
 
@@ -172,7 +172,7 @@ def test_usage_rolls_up_the_tree() -> None:
     for id in (one, two):
         forest.ask(id)
         forest.finish(id)
-    forest.handle(Kill((two,), "the user"))
+    forest.handle(KillRequested((two,), "the user"))
     assert forest.tree.agents.tree_usage(one) == Usage(20, 10, cost_usd=1.0)
 
 
@@ -214,7 +214,7 @@ def test_a_new_root_finds_every_agent_of_the_last_one() -> None:
     idle, lost, saved, killed = (forest.spawn(name=name) for name in ("idle", "lost", "saved", "killed"))
     forest.ask(lost, "q1")
     forest.ask(saved, "q2")
-    forest.handle(Kill((killed,), "the user"))
+    forest.handle(KillRequested((killed,), "the user"))
     forest.tree = forest.refold()
     forest.handle(Recover(1, {"q2": Reply(saved, "q2", "made it")}, {"q1": Usage(1, 2)}))
     assert [forest.status(id) for id in (idle, lost, saved, killed)] == ["cold", "died", "cold", "killed"]
@@ -301,11 +301,11 @@ def test_a_process_that_was_killed_is_forgotten_with_its_root() -> None:
     """Its end was never heard of, and the agent can be resumed."""
     forest = Forest()
     id = forest.spawn()
-    forest.handle(Kill((id,), "the user"))
+    forest.handle(KillRequested((id,), "the user"))
     forest.tree = forest.refold()
     forest.handle(Recover(1))
     assert (forest.status(id), forest.tree.agents[id].pid) == ("killed", None)
-    forest.handle(Resume(id))
+    forest.handle(ResumeRequested(id))
 
 
 def test_entries_about_unknown_agents_are_skipped() -> None:
@@ -376,7 +376,7 @@ class Life(RuleBasedStateMachine):
     @rule(number=st.integers(0, 9))
     def kill(self, number: int) -> None:
         if id := self._pick(number):
-            self.forest.handle(Kill((id,), "the user"))
+            self.forest.handle(KillRequested((id,), "the user"))
 
     @rule(number=st.integers(0, 9), follow_up=st.booleans(), heard=st.booleans())
     def steer(self, number: int, follow_up: bool, heard: bool) -> None:
@@ -389,12 +389,12 @@ class Life(RuleBasedStateMachine):
     @rule(number=st.integers(0, 9), hard=st.booleans())
     def cancel(self, number: int, hard: bool) -> None:
         if id := self._pick(number):
-            self.forest.handle(CancelTurn(id, hard))
+            self.forest.handle(CancelRequested(id, hard))
 
     @rule(number=st.integers(0, 9))
     def resume(self, number: int) -> None:
         if id := self._pick(number):
-            self._try(self.forest.handle, Resume(id))
+            self._try(self.forest.handle, ResumeRequested(id))
 
     @rule(number=st.integers(0, 9), again=st.booleans())
     def collect(self, number: int, again: bool) -> None:

@@ -6,13 +6,13 @@ import pytest
 
 from orch.tree.journal.events import (
     BootTimeout,
-    CancelTurn,
+    CancelRequested,
     CollectReply,
     ConfirmSteering,
-    Kill,
+    KillRequested,
     LaunchFailed,
     QueueSteering,
-    Resume,
+    ResumeRequested,
 )
 from orch_protocol.core.errors import (
     AgentBusyError,
@@ -66,7 +66,7 @@ def test_as_many_agents_may_live_as_the_limit_says() -> None:
     first, second = forest.spawn(), forest.spawn()
     with pytest.raises(ConcurrencyLimitError, match=r"2 agents are alive.*max_concurrent is 2"):
         forest.spawn()
-    forest.handle(Kill((first,), "the user"))
+    forest.handle(KillRequested((first,), "the user"))
     forest.spawn()
     forest.gone(second)
     forest.spawn()
@@ -128,11 +128,11 @@ def test_a_name_is_unique_among_the_living() -> None:
         forest.spawn(name="latest")
     with pytest.raises(ConfigError, match="the agent with that id"):
         forest.spawn(name=first)
-    forest.handle(Kill((first,), "the user"))
+    forest.handle(KillRequested((first,), "the user"))
     forest.gone(first)
     forest.spawn(name="scout")
     with pytest.raises(SpawnError, match="kill that one first"):
-        forest.handle(Resume(first))
+        forest.handle(ResumeRequested(first))
 
 
 def test_a_default_name_is_one_that_is_free() -> None:
@@ -151,7 +151,7 @@ def test_what_a_killed_agent_still_asks_for_comes_too_late() -> None:
     """Its process may have said it before it ended: nothing new comes to be below it, and nobody works for it."""
     forest = Forest(allow_nested=True)
     parent, other = forest.spawn(), forest.spawn()
-    forest.handle(Kill((parent,), "the user"))
+    forest.handle(KillRequested((parent,), "the user"))
     with pytest.raises(AgentGoneError, match="was killed and asks for nothing"):
         forest.spawn(parent)
     with pytest.raises(AgentGoneError, match="was killed and asks for nothing"):
@@ -411,9 +411,9 @@ def test_a_killed_agent_wakes_its_asker_too() -> None:
     children = [forest.spawn(parent) for _ in range(3)]
     for child in children:
         forest.ask(child, f"q-{child}", asker=parent, wake="all")
-    forest.handle(Kill((children[0],), "the user"))
+    forest.handle(KillRequested((children[0],), "the user"))
     assert not any(notify.topic.startswith("wake") for notify in forest.told(Notify))
-    forest.handle(Kill(tuple(children[1:]), "the user"))
+    forest.handle(KillRequested(tuple(children[1:]), "the user"))
     assert [notify.topic for notify in forest.told(Notify) if "wake" in notify.topic] == [f"wake:{parent}"]
     [news] = forest.tree.agents[parent].inbox
     assert all(child in news for child in children)
@@ -466,7 +466,7 @@ def test_nothing_is_said_to_the_killed() -> None:
     """The error is that of a query."""
     forest = Forest()
     id = forest.spawn()
-    forest.handle(Kill((id,), "the user"))
+    forest.handle(KillRequested((id,), "the user"))
     with pytest.raises(AgentGoneError, match="orch resume 1"):
         forest.handle(QueueSteering(id, "s", "hello?"))
 
@@ -475,12 +475,12 @@ def test_a_turn_is_cancelled_softly_or_hard() -> None:
     """Softly the worker ends it; hard its process is killed; without a turn nothing happens."""
     forest = Forest()
     id = forest.spawn()
-    forest.handle(CancelTurn(id))
+    forest.handle(CancelRequested(id))
     assert forest.last == []
     forest.ask(id)
-    forest.handle(CancelTurn(id))
+    forest.handle(CancelRequested(id))
     assert forest.told(Send) == [Send(id, "q", "cancel", worker_messages.CancelCurrentTurn())]
-    forest.handle(CancelTurn(id, hard=True))
+    forest.handle(CancelRequested(id, hard=True))
     assert forest.told(Signal) == [Signal(id, 1, "kill")]
     assert [(notify.topic, notify.error.type) for notify in forest.told(Notify)] == [("query:q", "AgentDiedError")]
 
@@ -490,7 +490,7 @@ def test_a_turn_that_was_ended_with_its_process_is_not_begun_again() -> None:
     forest = Forest()
     id = forest.spawn()
     forest.ask(id, "q1")
-    forest.handle(CancelTurn(id, hard=True))
+    forest.handle(CancelRequested(id, hard=True))
     forest.ask(id, "q2")
     assert forest.told(Send) == []
     forest.gone(id, begun=False)

@@ -11,8 +11,8 @@ from orch_protocol.wire.zygote_messages import (
     ForkFailed,
     ForkWorker,
     Report,
-    WorkerExited,
     WorkerForked,
+    WorkerProcessExited,
     ZygoteFailed,
     ZygoteReady,
     decode_birth,
@@ -30,7 +30,7 @@ from orch_protocol.wire.zygote_messages import (
         ZygoteFailed("no such module"),
         WorkerForked(1, 99),
         ForkFailed(2, "EAGAIN"),
-        WorkerExited(1, -9),
+        WorkerProcessExited(1, -9),
     ],
 )
 def test_reports_come_back_as_they_were(report: Report) -> None:

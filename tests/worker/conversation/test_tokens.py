@@ -21,7 +21,7 @@ from orch_protocol.core.messages import (
     assistant,
     user,
 )
-from orch_protocol.session.entries import Custom, MessageEntry, TurnEnd
+from orch_protocol.session.entries import Custom, MessageEntry, TurnEndEntry
 from orch_worker.backends.model_families import CLAUDE, GPT, ratios_named, ratios_of
 from orch_worker.conversation.tokens import MOST_FACTOR, PLAIN, PRIOR, UNSEEN, CharsPerToken, TokenEstimator, strings
 from orch_worker.session.session import UnknownEntry
@@ -203,7 +203,7 @@ class TestTranscripts:
     @pytest.mark.parametrize(
         ("between", "counts"),
         [
-            (lambda **common: TurnEnd(turn="q", reply=Reply("a", "q", "t"), **common), True),
+            (lambda **common: TurnEndEntry(turn="q", reply=Reply("a", "q", "t"), **common), True),
             (lambda **common: Custom(custom_type="x", **common), True),
             (lambda **common: UnknownEntry(common["id"], common["parent_id"], "archive"), False),
             (lambda **common: Custom(custom_type="x", **(common | {"parent_id": "0"})), False),

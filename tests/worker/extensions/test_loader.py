@@ -13,7 +13,7 @@ import pytest
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.prompts import PromptPart
 from orch_protocol.hooks.events import AfterSystemPrompt, BeforeSystemPrompt, ProviderRequest
-from orch_protocol.resources.extensions import ExtensionSpec, Manifest, Permissions
+from orch_protocol.resources.extensions import ExtensionPermissions, ExtensionSpec, Manifest
 from orch_worker.extensions.loader import Extension, load, load_all, read_manifest
 from orch_worker.system.folder_digest import digest_of
 
@@ -29,11 +29,11 @@ def register(extension):
         return len(text.split())
 """
 SENT = ProviderRequest(provider="p", model="m", system="x", tools=(), messages=(), tail="z")
-PERMISSIONS = Permissions(("tool_result",), ("count_words",))
+PERMISSIONS = ExtensionPermissions(("tool_result",), ("count_words",))
 
 
 def written(
-    folder: Path, code: str = GOOD, name: str = "pack", permissions: Permissions = PERMISSIONS
+    folder: Path, code: str = GOOD, name: str = "pack", permissions: ExtensionPermissions = PERMISSIONS
 ) -> ExtensionSpec:
     """Return an extension in a folder of its own."""
     place = folder / name
@@ -78,7 +78,7 @@ def test_tools_are_those_that_were_granted(tmp_path: Path) -> None:
 )
 def test_a_broken_one_is_left_out_whole(tmp_path: Path, code: str, why: str) -> None:
     """Whatever is wrong, nothing of it counts, the reason is told, and the other extensions are there."""
-    other = written(tmp_path, GOOD.replace("count_words", "words"), "other", Permissions(("*",), ("words",)))
+    other = written(tmp_path, GOOD.replace("count_words", "words"), "other", ExtensionPermissions(("*",), ("words",)))
     found = load_all([written(tmp_path, code), other])
     assert [hook.row.name for hook in found.hooks] == ["other.shout"]
     assert [tool.name for tool in found.tools] == ["words"]
@@ -141,7 +141,7 @@ class TestManifest:
     def test_one_that_changed_since_the_spawn_is_not_loaded(self, tmp_path: Path) -> None:
         """An agent has the permissions that were seen when it was spawned."""
         spec = written(tmp_path)
-        written(tmp_path, permissions=Permissions(("*",), ("count_words",)))
+        written(tmp_path, permissions=ExtensionPermissions(("*",), ("count_words",)))
         with pytest.raises(ConfigError, match="manifest was changed"):
             load(spec)
 
@@ -151,7 +151,9 @@ class TestTiers:
 
     def asked(self, *tiers: Any, **said: Any) -> Any:
         """Return what comes of a hook that says `said` of a prompt, in an extension that may touch `tiers`."""
-        extension = Extension(Manifest("pack", permissions=Permissions(("before_system_prompt",), tiers=tiers)))
+        extension = Extension(
+            Manifest("pack", permissions=ExtensionPermissions(("before_system_prompt",), tiers=tiers))
+        )
         extension.register_hook(lambda _event, _ctx: said, "before_system_prompt", name="say")
         event = BeforeSystemPrompt(parts=(PromptPart("identity", "x", "stable"), PromptPart("time", "y", "volatile")))
         return extension.hooks[0].handler(event, None)
@@ -185,7 +187,7 @@ class TestTiers:
     def test_the_text_of_a_prompt_is_of_its_tiers_too(self, event: Any, said: dict[str, Any], tier: Any) -> None:
         """The system text is what is stable, the end of a request what is volatile; what stays as it is is nobody's."""
         for tiers, wanted in (((), pytest.raises(PermissionError, match=f"no '{tier}'")), ((tier,), nullcontext())):
-            extension = Extension(Manifest("pack", permissions=Permissions((event.stage,), tiers=tiers)))
+            extension = Extension(Manifest("pack", permissions=ExtensionPermissions((event.stage,), tiers=tiers)))
             extension.register_hook(lambda _event, _ctx: said, event.stage, name="say")
             with wanted:
                 extension.hooks[0].handler(event, None)
@@ -194,7 +196,7 @@ class TestTiers:
 
     async def test_an_async_hook_is_held_too(self) -> None:
         """Awaiting makes no difference."""
-        extension = Extension(Manifest("pack", permissions=Permissions(("before_system_prompt",))))
+        extension = Extension(Manifest("pack", permissions=ExtensionPermissions(("before_system_prompt",))))
 
         async def say(_event: Any, _ctx: Any) -> Any:
             return {"add": (PromptPart("more", "z", "context"),)}
@@ -237,12 +239,12 @@ class TestDigest:
 def test_commands_are_those_that_it_may_bring(tmp_path: Path) -> None:
     """One that its manifest does not name leaves all of it out, as two of one name do."""
     code = 'def register(extension):\n    extension.register_slash_command("todo", lambda args, ctx: "")\n'
-    spec = written(tmp_path, code, permissions=Permissions(commands=("todo",)))
+    spec = written(tmp_path, code, permissions=ExtensionPermissions(commands=("todo",)))
     assert [each.row.source for each in load_all([spec]).commands] == ["extension pack"]
-    [why] = load_all([written(tmp_path, code, permissions=Permissions())]).left_out
+    [why] = load_all([written(tmp_path, code, permissions=ExtensionPermissions())]).left_out
     assert "permissions.commands has no 'todo'" in why
     twice = f'{code}    extension.command("more", aliases=["todo"])(lambda args, ctx: "")\n'
-    [why] = load_all([written(tmp_path, twice, permissions=Permissions(commands=("todo", "more")))]).left_out
+    [why] = load_all([written(tmp_path, twice, permissions=ExtensionPermissions(commands=("todo", "more")))]).left_out
     assert "it brings two commands 'todo'" in why
 
 

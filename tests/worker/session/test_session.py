@@ -38,11 +38,11 @@ from orch_protocol.session.entries import (
     SessionHeader,
     SessionInfo,
     ThinkingLevelChange,
-    TurnEnd,
-    TurnStart,
+    TurnEndEntry,
+    TurnStartEntry,
 )
 from orch_worker.conversation.stubs import stub_text
-from orch_worker.session.session import LeftEntry, Session, UnknownEntry
+from orch_worker.session.session import LeftEntry, SessionState, UnknownEntry
 
 HEADER = SessionHeader(id="s", timestamp="t", cwd="/", agent="a")
 
@@ -54,12 +54,12 @@ def said(message: Message, turn: str = "q1", id: str = "", after: str | None = "
 
 def ended(turn: str = "q1", usage: Usage | None = None) -> dict[str, Any]:
     """Describe the end of a turn for `entries`."""
-    return {"kind": TurnEnd, "turn": turn, "reply": Reply("a", turn, f"reply to {turn}", usage=usage or Usage())}
+    return {"kind": TurnEndEntry, "turn": turn, "reply": Reply("a", turn, f"reply to {turn}", usage=usage or Usage())}
 
 
 def restarted(turn: str, interrupted: str) -> dict[str, Any]:
     """Describe the start of a turn after one that was cut short, for `entries`."""
-    return {"kind": TurnStart, "turn": turn, "interrupted": interrupted}
+    return {"kind": TurnStartEntry, "turn": turn, "interrupted": interrupted}
 
 
 def went(to: str | None) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def result(*ids: str) -> Message:
 
 def folded(*messages: Message) -> list[Message]:
     """Return what a session makes of `messages`."""
-    return list(Session.fold(entries(*map(said, messages))).messages)
+    return list(SessionState.fold(entries(*map(said, messages))).messages)
 
 
 def outcomes(message: Message) -> list[tuple[str, bool]]:
@@ -113,20 +113,20 @@ class TestTurns:
 
     def test_empty_session(self) -> None:
         """Nothing happened yet."""
-        session = Session.fold([])
+        session = SessionState.fold([])
         assert (session.messages, session.entries, session.leaf, session.header) == ((), [], None, None)
         assert (session.interrupted, session.turns, session.usage) == (None, 0, Usage())
 
     def test_header_is_no_entry(self) -> None:
         """The header says whose session it is and takes no place in the tree."""
-        session = Session.fold([HEADER, *entries(said(user("hi")))])
+        session = SessionState.fold([HEADER, *entries(said(user("hi")))])
         assert session.header == HEADER
         assert len(session.entries) == 1
 
     def test_finished_turns(self) -> None:
         """Each reply is found by its query id; usage adds up."""
         usage = Usage(3, 4, cost_usd=0.5)
-        session = Session.fold(
+        session = SessionState.fold(
             entries(
                 said(user("a")), said(assistant("b")), ended("q1", usage), said(user("c"), "q2"), ended("q2", usage)
             )
@@ -139,33 +139,35 @@ class TestTurns:
 
     def test_turn_without_end_is_interrupted(self) -> None:
         """The last turn with messages and no end is named."""
-        session = Session.fold(entries(said(user("a")), ended(), said(user("b"), "q2"), said(assistant("c"), "q2")))
+        session = SessionState.fold(
+            entries(said(user("a")), ended(), said(user("b"), "q2"), said(assistant("c"), "q2"))
+        )
         assert session.interrupted == "q2"
 
     def test_interruption_is_told_once(self) -> None:
         """The start of the next turn that names the interrupted one settles it, and its own messages open a new one."""
         settled = [said(user("a")), restarted("q2", "q1")]
-        assert Session.fold(entries(*map(dict, settled))).interrupted is None
-        assert Session.fold(entries(*map(dict, settled), said(user("b"), "q2"))).interrupted == "q2"
-        assert Session.fold(entries(*map(dict, settled), said(user("b"), "q2"), ended("q2"))).interrupted is None
+        assert SessionState.fold(entries(*map(dict, settled))).interrupted is None
+        assert SessionState.fold(entries(*map(dict, settled), said(user("b"), "q2"))).interrupted == "q2"
+        assert SessionState.fold(entries(*map(dict, settled), said(user("b"), "q2"), ended("q2"))).interrupted is None
 
     def test_later_turn_settles_an_interruption(self) -> None:
         """A later turn that ends leaves none interrupted, whatever became of the ones before."""
-        session = Session.fold(entries(said(user("a")), said(user("b"), "q2"), ended("q2")))
+        session = SessionState.fold(entries(said(user("a")), said(user("b"), "q2"), ended("q2")))
         assert session.interrupted is None
 
     def test_only_its_own_end_or_notice_settles_a_turn(self) -> None:
         """The end of another turn, or a start that names another one, leaves the turn interrupted."""
-        assert Session.fold(entries(said(user("b"), "q2"), ended("q1"))).interrupted == "q2"
-        assert Session.fold(entries(said(user("b"), "q2"), restarted("q3", "q1"))).interrupted == "q2"
+        assert SessionState.fold(entries(said(user("b"), "q2"), ended("q1"))).interrupted == "q2"
+        assert SessionState.fold(entries(said(user("b"), "q2"), restarted("q3", "q1"))).interrupted == "q2"
 
     def test_words_after_the_end_do_not_reopen_a_turn(self) -> None:
         """A message of a turn that has its reply interrupts nothing."""
-        assert Session.fold(entries(said(user("a")), ended(), said(assistant("b")))).interrupted is None
+        assert SessionState.fold(entries(said(user("a")), ended(), said(assistant("b")))).interrupted is None
 
     def test_seeded_history_is_no_turn(self) -> None:
         """Messages that belong to no query are not an interrupted turn."""
-        assert Session.fold(entries(said(user("a"), ""), said(assistant("b"), ""))).interrupted is None
+        assert SessionState.fold(entries(said(user("a"), ""), said(assistant("b"), ""))).interrupted is None
 
 
 class TestTree:
@@ -173,7 +175,7 @@ class TestTree:
 
     def test_extensions_entries_stay_out_of_the_context(self) -> None:
         """State of an extension and unknown entries hold their place in the tree and say nothing to the model."""
-        session = Session.fold(
+        session = SessionState.fold(
             [
                 MessageEntry(id="1", parent_id=None, timestamp="t", message=user("a")),
                 Custom(id="2", parent_id="1", timestamp="t", custom_type="x", data=[1]),
@@ -194,17 +196,17 @@ class TestTree:
             said(user("dead end")),
             said(user("c"), id="3", after="2"),
         )
-        session = Session.fold(made)
+        session = SessionState.fold(made)
         assert session.messages == (user("a"), assistant("b"), user("c"))
         session.apply(MessageEntry(id="9", parent_id="3", timestamp="t", message=assistant("d")))
         assert session.messages == (user("a"), assistant("b"), user("c"), assistant("d"))
         anew = MessageEntry(id="10", parent_id=None, timestamp="t", message=user("anew"))
-        assert Session.fold([*made, anew]).messages == (user("anew"),)
+        assert SessionState.fold([*made, anew]).messages == (user("anew"),)
 
     def test_who_goes_back_reads_again(self) -> None:
         """A session that leaves its path knows that it does not know what is shown, and learns it from all entries."""
         made = entries(said(user("a"), id="1"), said(assistant("b"), id="2"), went("1"), said(user("c")))
-        session = Session()
+        session = SessionState()
         for entry in made[:2]:
             session.apply(entry)
         assert not session.hollow
@@ -218,21 +220,21 @@ class TestTree:
     def test_a_move_is_an_entry(self) -> None:
         """The last line is where the conversation is, whatever was said on other branches: also at the beginning."""
         talk = [said(user("a"), id="1"), said(assistant("b"), id="2"), said(user("c"), id="3")]
-        assert Session.fold(entries(*map(dict, talk), went("2"))).messages == (user("a"), assistant("b"))
-        anew = Session.fold(entries(*map(dict, talk), went(None)))
+        assert SessionState.fold(entries(*map(dict, talk), went("2"))).messages == (user("a"), assistant("b"))
+        anew = SessionState.fold(entries(*map(dict, talk), went(None)))
         assert (anew.messages, anew.asked, anew.leaf) == ((), False, "e3")
-        forth = Session.fold(entries(*map(dict, talk), went("1"), said(user("d")), went("3")))
+        forth = SessionState.fold(entries(*map(dict, talk), went("1"), said(user("d")), went("3")))
         assert forth.messages == (user("a"), assistant("b"), user("c"))
 
     def test_a_summary_of_the_branch_that_was_left_is_read_by_the_model(self) -> None:
         """As a message of the user's, which says what it is."""
         back = {"kind": BranchSummary, "from_id": "2", "summary": "It was a dead end.", "after": "1"}
-        session = Session.fold(entries(said(user("a"), id="1"), said(assistant("b"), id="2"), back))
+        session = SessionState.fold(entries(said(user("a"), id="1"), said(assistant("b"), id="2"), back))
         assert text_of(session.messages[0]) == f"a\n\n{LEFT_BRANCH}\n\nIt was a dead end."
 
     def test_what_a_program_says_is_read_and_what_is_noted_is_not(self) -> None:
         """A custom message is a user's words to the model, shown to people or not; names and settings are silent."""
-        session = Session.fold(
+        session = SessionState.fold(
             entries(
                 said(user("a"), id="1"),
                 said(assistant("b")),
@@ -251,21 +253,21 @@ class TestTree:
         usage = Usage(3, 4)
         talk = [said(user("a"), id="1"), said(assistant("b"), id="2"), ended("q1", usage)]
         more = [said(user("c"), "q2"), said(assistant("d"), "q2"), ended("q2", usage)]
-        session = Session.fold(entries(*map(dict, talk), *map(dict, more), went("2"), said(user("e"), "q3")))
+        session = SessionState.fold(entries(*map(dict, talk), *map(dict, more), went("2"), said(user("e"), "q3")))
         assert (list(session.replies), session.turns, session.interrupted) == ([], 0, "q3")
         assert (session.usage, session.responses) == (usage + usage, 2)
-        session = Session.fold(entries(*map(dict, talk), *map(dict, more), went("e2")))
+        session = SessionState.fold(entries(*map(dict, talk), *map(dict, more), went("e2")))
         assert (list(session.replies), session.turns, session.interrupted) == (["q1"], 1, None)
 
     def test_who_goes_back_into_a_turn_is_not_told_that_it_was_cut_short(self) -> None:
         """They chose the place."""
-        session = Session.fold(entries(said(user("a"), id="1"), said(assistant("b"), id="2"), ended(), went("2")))
+        session = SessionState.fold(entries(said(user("a"), id="1"), said(assistant("b"), id="2"), ended(), went("2")))
         assert session.interrupted is None
 
     def test_what_is_on_other_branches_is_not_kept(self) -> None:
         """Nothing of it but what it follows: however many branches there are, memory is that of the one shown."""
         talk = [said(user("a"), id="1"), said(assistant("b" * 100), id="2"), went("1"), said(user("c"))]
-        session = Session.fold(entries(*talk))
+        session = SessionState.fold(entries(*talk))
         assert session.entries[1] == LeftEntry("2", "1", "q1")
 
     def test_a_hundred_thousand_entries_and_many_branches(self) -> None:
@@ -277,18 +279,18 @@ class TestTree:
         ]
         moves = [Checkout(id=f"c{at}", parent_id=str(at), timestamp="t") for at in range(0, count, 50)]
         passes = _Counted([*made, *moves])
-        session = Session.fold(passes)
+        session = SessionState.fold(passes)
         assert (passes.count, len(session.entries), session.leaf) == (2, count + len(moves), moves[-1].id)
         assert sum(session.lineage.path(session.places["99950"])) == 99_951
 
     def test_entry_behind_a_lost_one_follows_what_is_there(self) -> None:
         """A parent whose line was damaged does not hide what came before it."""
-        session = Session.fold(entries(said(user("a")), said(assistant("b"), after="lost")))
+        session = SessionState.fold(entries(said(user("a")), said(assistant("b"), after="lost")))
         assert session.messages == (user("a"), assistant("b"))
 
     def test_parent_cycle_ends(self) -> None:
         """Entries that claim to follow each other, or themselves, do not make the walk endless."""
-        session = Session.fold(
+        session = SessionState.fold(
             entries(
                 said(user("a"), id="1", after="2"),
                 said(user("b"), id="2", after="1"),
@@ -314,7 +316,7 @@ class TestArchives:
 
     def test_a_turn_that_left_is_forgotten_and_known(self) -> None:
         """Its messages are not kept in memory; its reply says where it is, and its responses still count."""
-        session = Session.fold(entries(*map(dict, TURN), archived("1", "2"), said(user("c"), turn="q2")))
+        session = SessionState.fold(entries(*map(dict, TURN), archived("1", "2"), said(user("c"), turn="q2")))
         assert [text_of(message)[:15] for message in session.messages] == ["a", "[archived turn]", "c"]
         assert session.entries[:2] == [LeftEntry("1", None, "q1"), LeftEntry("2", "1", "q1")]
         assert session.replies["q1"].archived_to == HOLDER
@@ -328,20 +330,20 @@ class TestArchives:
             described[0]["after"] = "1"
         else:
             described[1]["after"] = "2"
-        session = Session.fold(entries(*described, archived("1", "2")))
+        session = SessionState.fold(entries(*described, archived("1", "2")))
         assert [text_of(message)[:15] for message in session.messages] == ["a", "[archived turn]"]
         assert session.replies["q1"].archived_to == HOLDER
 
     def test_what_cannot_be_found_stays(self) -> None:
         """An archive of entries that nobody knows changes nothing."""
-        session = Session.fold(entries(*map(dict, TURN), archived("7", "8")))
+        session = SessionState.fold(entries(*map(dict, TURN), archived("7", "8")))
         assert session.messages == (user("a"), assistant("b"))
         assert session.replies["q1"].archived_to is None
 
     def test_a_branch_from_inside_an_archive_shows_what_was_there(self) -> None:
         """What was archived later, on another branch, is shown whole again."""
         branch = said(user("other"), turn="q2", after="1")
-        session = Session.fold(entries(*map(dict, TURN), archived("1", "2"), branch))
+        session = SessionState.fold(entries(*map(dict, TURN), archived("1", "2"), branch))
         assert session.messages == (Message("user", (Text("a"), Text("other"))),)
 
     def test_of_what_merged_nothing_is_kept_but_its_place(self) -> None:
@@ -355,14 +357,14 @@ class TestArchives:
             archived("3", "4", holder=other),
             archived("1", "4", "era", era),
         ]
-        session = Session.fold(entries(*map(dict, described)))
+        session = SessionState.fold(entries(*map(dict, described)))
         assert [text_of(message)[:16] for message in session.messages] == ["a", "[archived turns]"]
         kept = {type(session.entries[session.places[id]]) for id in ("1", "2", "3", "4", HOLDER, other)}
         assert kept == {LeftEntry}
         last = session.entries[-1]
         assert isinstance(last, ArchiveEntry)
         assert last.collapse.record == {}
-        back = Session.fold(entries(*map(dict, described), said(user("other"), "q3", after=HOLDER)))
+        back = SessionState.fold(entries(*map(dict, described), said(user("other"), "q3", after=HOLDER)))
         assert [text_of(message)[:15] for message in back.messages] == ["a", "[archived turn]", "other"]
 
 
@@ -391,7 +393,7 @@ class TestValidHistory:
 
     def test_late_result_still_counts(self) -> None:
         """Asking for the messages between two results changes nothing."""
-        session = Session.fold(entries(said(user("a")), said(call("1", "2")), said(result("1"))))
+        session = SessionState.fold(entries(said(user("a")), said(call("1", "2")), said(result("1"))))
         assert outcomes(session.messages[2]) == [("1", False), ("2", True)]
         session.apply(MessageEntry(id="x", parent_id=session.leaf, timestamp="t", message=result("2")))
         assert outcomes(session.messages[2]) == [("1", False), ("2", False)]
@@ -453,24 +455,24 @@ class TestValidHistory:
             )
         ]
         made = entries(*map(said, messages))
-        live = Session()
+        live = SessionState()
         for entry in made:
             live.apply(entry)
             assert_valid(live.messages)
             found = [message.role for message in live.messages]
             assert found == ["user", "assistant"] * (len(found) // 2) + ["user"] * (len(found) % 2)
-        assert live.messages == Session.fold(made).messages
+        assert live.messages == SessionState.fold(made).messages
 
     def test_long_runs_take_linear_time(self) -> None:
         """Ten thousand prompts without an answer are joined once, not once each."""
-        session = Session.fold(entries(*(said(user("x")) for _ in range(10_000))))
+        session = SessionState.fold(entries(*(said(user("x")) for _ in range(10_000))))
         assert len(session.messages[0].content) == 10_000
 
 
 @pytest.mark.parametrize("turn", ["q1", "q2"])
 def test_messages_are_a_snapshot(turn: str) -> None:
     """Messages once returned do not change when the session does."""
-    session = Session.fold(entries(said(user("a"), turn)))
+    session = SessionState.fold(entries(said(user("a"), turn)))
     before = session.messages
     session.apply(MessageEntry(id="x", parent_id=session.leaf, timestamp="t", message=assistant("b"), turn=turn))
     assert before == (user("a"),)
@@ -484,7 +486,7 @@ class TestCompaction:
         """What was said before the first kept message is not shown any more; it is still among the entries."""
         told = entries(said(user("old")), said(assistant("older")), said(user("new")), said(assistant("newer")))
         summary = CompactionEntry(id="k", parent_id="e3", timestamp="t", summary="SUM", first_kept_entry_id="e2")
-        session = Session.fold([HEADER, *told, summary])
+        session = SessionState.fold([HEADER, *told, summary])
         assert [message.role for message in session.messages] == ["user", "assistant"]
         assert "SUM" in text_of(session.messages[0])
         assert "old" not in text_of(session.messages[0]).split()
@@ -494,4 +496,4 @@ class TestCompaction:
         """What is kept is a conversation that providers accept, wherever the compaction cut it."""
         told = entries(said(user("q")), said(call("c")), said(result("c")), said(assistant("done")))
         summary = CompactionEntry(id="k", parent_id="e3", timestamp="t", summary="SUM", first_kept_entry_id="e2")
-        assert_valid(Session.fold([HEADER, *told, summary]).messages)
+        assert_valid(SessionState.fold([HEADER, *told, summary]).messages)

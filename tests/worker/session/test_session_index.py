@@ -14,7 +14,7 @@ from orch_protocol.core.errors import AmbiguousRefError, EntryNotFoundError, For
 from orch_protocol.core.messages import Message, Reply, ToolResult, ToolUse, assistant, user
 from orch_protocol.session.entries import Checkout, Entry, Label, MessageEntry, ModelChange, ThinkingLevelChange
 from orch_protocol.session.tree import AddMessage, SessionEdit, SetLabel, SetTitle
-from orch_worker.session.session import Session
+from orch_worker.session.session import SessionState
 from orch_worker.session.session_index import SessionIndex, read_prompt, read_session_index
 from orch_worker.session.transcript import Transcript, read_session
 
@@ -120,7 +120,7 @@ class TestBranches:
             last = made[-1].id if made else None
             parent = last if data.draw(st.booleans()) else data.draw(parents)
             made.append(kind(f"e{number}", parent))
-        outline, session = SessionIndex(lines(*made)), Session.fold(made)
+        outline, session = SessionIndex(lines(*made)), SessionState.fold(made)
         assert outline.lineage.places == session.places
         assert outline.lineage.parents == session.lineage.parents
         assert outline.leaf == session.leaf

@@ -29,7 +29,7 @@ from orch_protocol.core.messages import (
 from orch_protocol.session.entries import Custom, MessageEntry
 from orch_worker.conversation.history import acceptable, without_lost
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.session import Session
+from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import Transcript, read_last_turn, read_session, read_usage
 
 
@@ -49,7 +49,7 @@ def reply_to(folder: Path, query_id: str) -> Reply | None:
     return last.reply if last is not None and last.query_id == query_id else None
 
 
-def state(session: Session) -> dict[str, Any]:
+def state(session: SessionState) -> dict[str, Any]:
     """Return all that a session says of itself."""
     return {
         "header": session.header,

@@ -17,7 +17,7 @@ from orch_protocol.core.phases import Assess, By, Phase, Reflect
 from orch_protocol.core.text import scrub
 from orch_protocol.hooks.options import HookOptions
 
-from ..session.session import Session
+from ..session.session import SessionState
 from ..session.transcript import Transcript
 from ..tools.api.base import ToolError
 from ..tools.dispatch.toolbox import CallOutcome, Executor
@@ -74,7 +74,7 @@ class Phases:
 
     def turn_began(self, turn: str, hooks: AgentHooks | None, tell: Tell | None) -> None:
         """A turn begins, with these hooks; `tell` is told of what phases come to."""
-        session: Session = self._transcript.session
+        session: SessionState = self._transcript.session
         self._turn, self._hooks, self._tell = turn, hooks, tell
         self._prompt, self._behind, self._tries, self._calls = "", "", 0, []
         self._waiting = None

@@ -15,7 +15,7 @@ from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import Message, Text, Usage, text_of
 
 from ..backends.base import Backend
-from ..session.session import Session
+from ..session.session import SessionState
 from ..tools.dispatch.budget_client import BudgetClient
 from .compaction_summary import CompactionDigest, digest_of, extract, parts_of, question, said, usable
 from .summarizer import writer_of
@@ -47,7 +47,7 @@ class BranchSummaryText(Struct, frozen=True):
     usage: Usage = Usage()
 
 
-def left_behind(session: Session, to: str | None) -> list[Message]:
+def left_behind(session: SessionState, to: str | None) -> list[Message]:
     """Return the messages that the conversation shows and would not show any more behind the entry `to`, None: anew."""
     stays = session.lineage.path(session.places[to]) if to is not None and to in session.places else None
     items = session.view.items

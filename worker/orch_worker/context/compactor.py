@@ -22,7 +22,7 @@ from orch_protocol.session.tree import CompactionDone
 from ..backends.base import Backend
 from ..conversation.stubs import is_summary
 from ..conversation.tokens import CHARS_PER_TOKEN, TokenEstimator
-from ..session.session import Session
+from ..session.session import SessionState
 from ..session.transcript import Transcript
 from ..session.visible_messages import VisibleMessage
 from ..tools.dispatch.budget_client import BudgetClient, BudgetReservation
@@ -282,7 +282,7 @@ class Compactor:
         return "" if turn.stop_reason in UNFINISHED else usable(text_of(turn.message), chars)
 
 
-def _before(session: Session, gone: Iterable[Message]) -> CompactionDigest:
+def _before(session: SessionState, gone: Iterable[Message]) -> CompactionDigest:
     """Return what the compaction before this one has on record; of one that is not shown any more, what never ends."""
     known = on_record(session.compacted)
     return known if any(map(is_summary, gone)) else CompactionDigest(task=known.task)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse, Usage
-from orch_protocol.session.entries import Custom, Label, MessageEntry, SessionInfo, TurnEnd, TurnStart
+from orch_protocol.session.entries import Custom, Label, MessageEntry, SessionInfo, TurnEndEntry, TurnStartEntry
 
 __all__ = ["CHARS_PER_TOKEN", "PLAIN", "CharsPerToken", "TokenEstimator", "clip", "input_tokens", "strings"]
 
@@ -34,7 +34,7 @@ _ANY_SYMBOLS: Final = re.compile(r"[^\w\s]")
 _DIGITS: Final = dict.fromkeys(map(ord, digits))
 _MARKS: Final = dict.fromkeys(map(ord, "{}[]\"':,"))
 _SYMBOLS: Final = dict.fromkeys(map(ord, punctuation.replace("_", "")))
-_NOT_IN_CONTEXT: Final = (TurnStart, TurnEnd, Custom, Label, SessionInfo)
+_NOT_IN_CONTEXT: Final = (TurnStartEntry, TurnEndEntry, Custom, Label, SessionInfo)
 
 
 class CharsPerToken(Struct, frozen=True):

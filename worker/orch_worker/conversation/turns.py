@@ -13,7 +13,7 @@ from .framing import is_project, question_in
 
 __all__ = [
     "CallWithResult",
-    "Turn",
+    "TurnSpan",
     "calls_of",
     "first_line",
     "groups_of",
@@ -43,7 +43,7 @@ class CallWithResult(Struct, frozen=True):
         return self.result is not None
 
 
-class Turn(Struct, frozen=True):
+class TurnSpan(Struct, frozen=True):
     """One turn: messages `start` to `body` are what was asked, `body` to `stop` what was done about it."""
 
     start: int
@@ -56,7 +56,7 @@ def is_prompt(message: Message) -> bool:
     return message.role == "user" and not any(isinstance(block, ToolResult) for block in message.content)
 
 
-def turns_of(messages: Sequence[Message]) -> list[Turn]:
+def turns_of(messages: Sequence[Message]) -> list[TurnSpan]:
     """Return the turns of `messages`, in order. System messages before the first belong to none, nor does what is
     told of the project there: it stays.
 
@@ -78,7 +78,7 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
                 starts.append((place, place))
             acted = True
     ends = [*starts[1:], (len(messages), 0)]
-    return [Turn(start, body, end) for (start, body), (end, _) in zip(starts, ends, strict=False)]
+    return [TurnSpan(start, body, end) for (start, body), (end, _) in zip(starts, ends, strict=False)]
 
 
 def calls_of(messages: Sequence[Message]) -> list[CallWithResult]:

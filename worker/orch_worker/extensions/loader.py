@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.stages import EVERYTHING
-from orch_protocol.resources.extensions import ExtensionSpec, Manifest, Permissions
+from orch_protocol.resources.extensions import ExtensionPermissions, ExtensionSpec, Manifest
 from orch_protocol.resources.key_bindings import invalid_key_reason
 
 from ..hooks.hook import Handler, Hook, make_hook, stage_of
@@ -147,7 +147,7 @@ def read_manifest(folder: Path) -> Manifest:
     if found.name != folder.name:
         raise ConfigError(f"{file}: name is {found.name!r}, and its folder is {folder.name!r}: they are to be the same")
     for name in raw.get("permissions", {}):
-        if name not in Permissions.__struct_fields__ and name not in FORMER_PERMISSIONS:
+        if name not in ExtensionPermissions.__struct_fields__ and name not in FORMER_PERMISSIONS:
             raise ConfigError(f"{file}: permissions: unknown field {name!r}")
     for name in found.permissions.stages:
         try:

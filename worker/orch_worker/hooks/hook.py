@@ -231,7 +231,7 @@ def _row(
     _check_actions(names, kind, said)
     _check_numbers(priority, timeout)
     _check_fail_mode(names, kind, on_error)
-    honoured = tuple(dict.fromkeys(action for stage in names for action in STAGES[stage].actions(kind)))
+    honored = tuple(dict.fromkeys(action for stage in names for action in STAGES[stage].actions(kind)))
     return HookRow(
         name=name,
         stages=names,
@@ -239,7 +239,7 @@ def _row(
         priority=priority,
         seconds=timeout if timeout is not None else ASYNC_SECONDS if aside else SYNC_SECONDS,
         on_error=on_error or ("closed" if kind == "control" else "open"),
-        does=said or honoured,
+        does=said or honored,
         source=source,
         aside=aside,
     )
@@ -273,8 +273,8 @@ def _check_actions(names: tuple[str, ...], kind: Kind, said: tuple[str, ...]) ->
                 needed = "control" if action in DECISION_NAMES else "transform"
                 raise ConfigError(f"kind={kind!r} cannot {action!r} at {name}: that takes kind={needed!r}")
             why = TOO_LATE.get(action, "nothing would come of it")
-            honoured = ", ".join(stage.actions("control")) or "nothing: it is there to be observed"
-            raise ConfigError(f"{name} does not honour {action!r} ({why}); it honours {honoured}")
+            honored = ", ".join(stage.actions("control")) or "nothing: it is there to be observed"
+            raise ConfigError(f"{name} does not honour {action!r} ({why}); it honours {honored}")
 
 
 def _check_numbers(priority: int, timeout: float | None) -> None:

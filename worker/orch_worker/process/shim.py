@@ -19,7 +19,7 @@ __all__ = ["main"]
 RELIST_MS = 50
 
 
-class Shim:
+class ShimProcess:
     def __init__(self, control: socket.socket, root: int) -> None:
         self.control, self.root, self.wake = control, root, linux.wake_on_child()
         self.started: set[int] = set()
@@ -85,7 +85,7 @@ def main(control: str, root: str) -> None:
     # Its life is the root's: a polite signal to everybody must not end the workers before the root has had its say.
     linux.reset_signals(ignore=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     linux.subreap()
-    shim = Shim(socket.socket(fileno=int(control)), int(root))
+    shim = ShimProcess(socket.socket(fileno=int(control)), int(root))
     try:
         shim.serve()
     except OSError:

@@ -31,8 +31,8 @@ from orch_protocol.wire.zygote_messages import (
     ForkFailed,
     ForkWorker,
     Report,
-    WorkerExited,
     WorkerForked,
+    WorkerProcessExited,
     ZygoteFailed,
     ZygoteReady,
     decode_fork,
@@ -297,7 +297,7 @@ class Zygote:
             req, process = self._alive.pop(dead.si_pid)
             process._popen.returncode = os.waitstatus_to_exitcode(status)
             self._process.siblings.discard(process)
-            self._tell(WorkerExited(req, process._popen.returncode))
+            self._tell(WorkerProcessExited(req, process._popen.returncode))
 
     def _tell(self, report: Report, *descriptors: int) -> None:
         socket.send_fds(self._control, [encode(report)], descriptors)

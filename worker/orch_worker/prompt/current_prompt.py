@@ -13,7 +13,7 @@ from ..backends.model_families import ratios_of
 from ..conversation.framing import is_project
 from ..conversation.prompt_parts import fitted, rendered
 from ..conversation.tokens import TokenEstimator
-from ..session.session import Session
+from ..session.session import SessionState
 from ..tools.api.base import ToolContext
 from ..tools.dispatch.presets import make_toolbox
 from .instructions import stable_parts, volatile_parts
@@ -61,7 +61,7 @@ def described(
     return PromptShown(id, tuple(rows), texts, before is not None, tuple(last), tuple(notes))
 
 
-def standing(spec: AgentSpec, session: Session, live: str, *, hooked: bool = False) -> PromptShown:
+def standing(spec: AgentSpec, session: SessionState, live: str, *, hooked: bool = False) -> PromptShown:
     """Return the prompt of an agent without a process, whose `session` that is; `live` tells of its subagents.
 
     `hooked`: there are hooks that may change it.

@@ -12,7 +12,7 @@ from typing import Final
 from orch_protocol.core.policy import Verdict
 
 from ..conversation.prompt_markers import CUT_SHORT, INTERRUPTED
-from .session import Session
+from .session import SessionState
 
 __all__ = [
     "DIRECTIVE",
@@ -88,7 +88,7 @@ def after_cut(prompt: str, unfinished: Sequence[str], died: str = "") -> str:
     return f"{CUT_SHORT}{how}; what it recorded is above.{calls}]\n\n{prompt}"
 
 
-def mark_of(session: Session, *, ended: bool, died: str = "") -> Callable[[str], str]:
+def mark_of(session: SessionState, *, ended: bool, died: str = "") -> Callable[[str], str]:
     """Return what puts before the next prompt how the turn before it ended, where that was no end of its own.
 
     `ended` says that the user ended it together with the agent's process, `died` how that process ended by itself.

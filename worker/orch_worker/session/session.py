@@ -32,8 +32,8 @@ from orch_protocol.session.entries import (
     SessionInfo,
     TasksEntry,
     ThinkingLevelChange,
-    TurnEnd,
-    TurnStart,
+    TurnEndEntry,
+    TurnStartEntry,
     UpgradeEntry,
 )
 
@@ -41,11 +41,11 @@ from ..conversation.history import HistoryBuilder
 from .entry_tree import EntryTree
 from .visible_messages import NOTHING, VisibleMessage, VisibleMessages
 
-__all__ = ["LeftEntry", "LostEntry", "MessageRow", "Quiet", "Session", "UnknownEntry"]
+__all__ = ["LeftEntry", "LostEntry", "MessageRow", "Quiet", "SessionState", "UnknownEntry"]
 
 Quiet: TypeAlias = (
-    TurnStart
-    | TurnEnd
+    TurnStartEntry
+    | TurnEndEntry
     | PlanApproved
     | TasksEntry
     | MarksEntry
@@ -100,7 +100,7 @@ class LostEntry(Struct, frozen=True):
 Read: TypeAlias = Callable[[], "Sequence[Entry | UnknownEntry]"]
 
 
-class Session:
+class SessionState:
     """Everything that one agent's entries amount to. Attributes are read, never assigned.
 
     Entries form a tree: each names the entry it follows. The last one is the `leaf`, and what the session says of the
@@ -166,14 +166,14 @@ class Session:
         self._messages: tuple[Message, ...] | None = ()
 
     @classmethod
-    def fold(cls, entries: Iterable[Entry | UnknownEntry]) -> Session:
+    def fold(cls, entries: Iterable[Entry | UnknownEntry]) -> SessionState:
         """Return the session that `entries`, in file order, amount to. They are gone through twice if they branch."""
         session = cls()
         for entry in entries:
             session.apply(entry)
         return session.refolded(entries) if session.hollow else session
 
-    def refolded(self, entries: Iterable[Entry | UnknownEntry]) -> Session:
+    def refolded(self, entries: Iterable[Entry | UnknownEntry]) -> SessionState:
         """Return this session as it is when its path is known beforehand. `entries` are all it was made of, or more."""
         session = type(self)(self.lineage.path(len(self.entries) - 1))
         for entry in entries:
@@ -264,7 +264,7 @@ class Session:
         if entry.parent_id is not None and self.lineage.missing(entry.parent_id):
             self._add(LostEntry(entry.parent_id, self.leaf))
         shown = self._add(entry)
-        if isinstance(entry, (MessageEntry, TurnEnd, CompactionEntry, PhaseEntry, PlanApproved)):
+        if isinstance(entry, (MessageEntry, TurnEndEntry, CompactionEntry, PhaseEntry, PlanApproved)):
             self._count(entry)
         if isinstance(entry, MessageEntry):
             self._responses += bool(entry.turn) and entry.message.role == "assistant"
@@ -359,7 +359,7 @@ class Session:
         """Take in what an entry tells on whichever branch it is: what was used was used."""
         if isinstance(entry, PlanApproved):
             self._approved.setdefault(entry.agent, set()).add(entry.plan)
-        if isinstance(entry, TurnEnd):
+        if isinstance(entry, TurnEndEntry):
             # The reply knows of failed requests too, which no message tells of.
             self.usage = entry.reply.usage + (self._used_before if entry.turn == self._turn else self.usage)
             return
@@ -381,7 +381,7 @@ class Session:
                     self.interrupted = entry.turn
         elif isinstance(entry, ArchiveEntry):
             self._leave(entry)
-        elif isinstance(entry, TurnEnd):
+        elif isinstance(entry, TurnEndEntry):
             self.replies[entry.turn] = entry.reply
             self.turns += 1
             if self.interrupted == entry.turn:
@@ -394,7 +394,7 @@ class Session:
         elif isinstance(entry, CompactionEntry):
             self.compactions += 1
             self.compacted = entry
-        elif isinstance(entry, TurnStart) and self.interrupted == entry.interrupted:
+        elif isinstance(entry, TurnStartEntry) and self.interrupted == entry.interrupted:
             self.interrupted = None
         elif isinstance(entry, (Checkout, BranchSummary)):
             self.interrupted = None  # who went back there knows where that is

@@ -41,8 +41,8 @@ from orch_protocol.session.entries import (
     TasksEntry,
     ThinkingLevelChange,
     TranscriptPosition,
-    TurnEnd,
-    TurnStart,
+    TurnEndEntry,
+    TurnStartEntry,
     UpgradeEntry,
 )
 from orch_protocol.session.tree import (
@@ -60,7 +60,7 @@ from orch_protocol.session.tree import (
 
 from .log.append_log import AppendLog, FolderLock, find_position, load, newest_first, objects
 from .log.verified_prefix import LineSpan
-from .session import LostEntry, MessageRow, Quiet, Session, UnknownEntry
+from .session import LostEntry, MessageRow, Quiet, SessionState, UnknownEntry
 
 __all__ = [
     "NAME",
@@ -88,7 +88,7 @@ _ENCODE_ERRORS: Final = (*_DECODE_ERRORS, TypeError, ValueError, NotImplementedE
 class Transcript:
     """The open transcript of one agent. Made by `Transcript.open`; its folder is locked until `close`."""
 
-    def __init__(self, lock: FolderLock, log: AppendLog, session: Session, repaired: str, power: bool) -> None:
+    def __init__(self, lock: FolderLock, log: AppendLog, session: SessionState, repaired: str, power: bool) -> None:
         self.log = log
         self.path = log.path
         self.session = session
@@ -165,11 +165,11 @@ class Transcript:
 
     def turn_start(self, turn: str, interrupted: str) -> None:
         """Record that the query `turn` was accepted after the turn `interrupted` had been cut short."""
-        self.append(TurnStart(**self._next(), turn=turn, interrupted=interrupted))
+        self.append(TurnStartEntry(**self._next(), turn=turn, interrupted=interrupted))
 
     def turn_end(self, turn: str, reply: Reply) -> None:
         """Record that the query `turn` came to `reply`."""
-        self.append(TurnEnd(**self._next(), turn=turn, reply=reply))
+        self.append(TurnEndEntry(**self._next(), turn=turn, reply=reply))
 
     def change(self, edit: SessionEdit) -> None:
         """Record a change that somebody makes between turns; one that is on record already is not made again.
@@ -309,7 +309,7 @@ class Transcript:
             self._lock.release()
 
 
-def read_session(folder: Path) -> Session:
+def read_session(folder: Path) -> SessionState:
     """Return the session in `folder` as its file stands, without lock and without repair; empty if there is none.
 
     Raises ForeignFileError when the file is not a transcript, StoreError when it cannot be read.
@@ -360,11 +360,11 @@ def read_last_turn(folder: Path) -> LastTurn | None:
     last = ""
     for line in newest_first(folder / NAME):
         entry = _decode(line)
-        if not isinstance(entry, (TurnEnd, MessageEntry, TurnStart)):
+        if not isinstance(entry, (TurnEndEntry, MessageEntry, TurnStartEntry)):
             continue
         if last and entry.turn != last:
             break
-        if isinstance(entry, TurnEnd):
+        if isinstance(entry, TurnEndEntry):
             return LastTurn(entry.turn, entry.reply)
         if not entry.turn:
             return None
@@ -422,11 +422,11 @@ class _SessionFold:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._session = Session()
+        self._session = SessionState()
 
     def anew(self) -> None:
         """Forget what was taken in."""
-        self._session = Session()
+        self._session = SessionState()
 
     def take(self, line: bytes) -> None:
         """Take an entry in."""
@@ -446,7 +446,7 @@ class _SessionFold:
             pass  # nothing was taken in: one of them changes what is shown, or is of a kind that nobody knows
         self.take_lines(lines, where)
 
-    def folded(self, header: bytes) -> Session:
+    def folded(self, header: bytes) -> SessionState:
         """Return the session, after the file was gone through once."""
         session = self._session
         if session.hollow:
@@ -483,7 +483,7 @@ def _is_plain(entry: Entry) -> bool:
 
 def _is_acted_on(entry: Entry) -> bool:
     """Whether something follows from `entry` that a loss of power must not undo: an answer, the run of a tool."""
-    return isinstance(entry, TurnEnd) or (isinstance(entry, MessageEntry) and bool(tool_uses(entry.message)))
+    return isinstance(entry, TurnEndEntry) or (isinstance(entry, MessageEntry) and bool(tool_uses(entry.message)))
 
 
 def _decode_exactly(line: bytes) -> Entry:

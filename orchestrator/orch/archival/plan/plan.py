@@ -12,7 +12,7 @@ from orch_protocol.agent.config import TriggerConfig
 from orch_protocol.core.archives import ArchiveKind
 from orch_protocol.core.messages import Message, StopReason
 from orch_worker.conversation.tokens import TokenEstimator
-from orch_worker.conversation.turns import Turn, groups_of, is_answered, is_unfinished, turns_of
+from orch_worker.conversation.turns import TurnSpan, groups_of, is_answered, is_unfinished, turns_of
 
 from ...config.archival_profiles import Rules
 from .economics import Change, Gain, Prices, estimate_gain, expected_calls, summary_cost
@@ -71,7 +71,7 @@ class ConversationView(Struct):
         """Tokens of all messages together."""
         return sum(self.tokens)
 
-    def archived(self, turn: Turn) -> bool:
+    def archived(self, turn: TurnSpan) -> bool:
         """Whether `turn` is a stub already."""
         return turn.stop - turn.body == 1 and turn.body in self.levels
 
@@ -155,7 +155,7 @@ def next_era(view: ConversationView, rules: Rules, prices: Prices) -> ArchiveRan
 
     A merge that frees nothing, or does not pay yet, is skipped for the next choice.
     """
-    run: list[tuple[Turn, RecordSize]] = []
+    run: list[tuple[TurnSpan, RecordSize]] = []
     for turn in turns_of(view.messages):
         small = _is_over(view, turn) and not _candidate(view, turn, rules)
         if not view.archived(turn) and not small:
@@ -237,7 +237,7 @@ def next_range_over_bound(view: ConversationView, rules: Rules) -> ArchiveRange 
 
 
 def _oldest(
-    view: ConversationView, rules: Rules, finished: Sequence[Turn], excess: int, reason: str
+    view: ConversationView, rules: Rules, finished: Sequence[TurnSpan], excess: int, reason: str
 ) -> ArchiveRange | None:
     """Return the merge of the oldest of `finished` that frees `excess` tokens, or of all; None if it frees nothing."""
     added, removed, level, stop = HEAD_TOKENS + ERA_PROMPT_TOKENS + era_tokens(rules.rollup), 0, 0, 0
@@ -270,7 +270,7 @@ def due_upgrades(places: Sequence[int], tokens: Sequence[int], broken: int, pric
     return [place for place in places if sum(tokens[place:broken]) * (prices.write - prices.read) <= worth]
 
 
-def _is_over(view: ConversationView, turn: Turn) -> bool:
+def _is_over(view: ConversationView, turn: TurnSpan) -> bool:
     """Return whether `turn` has ended with nothing open, and is not archived yet."""
     if turn.body == turn.stop or view.archived(turn):
         return False
@@ -283,7 +283,7 @@ def _is_over(view: ConversationView, turn: Turn) -> bool:
 
 
 def _triggered(
-    view: ConversationView, turns: Sequence[Turn], trigger: TriggerConfig, estimator: TokenEstimator, depth: int
+    view: ConversationView, turns: Sequence[TurnSpan], trigger: TriggerConfig, estimator: TokenEstimator, depth: int
 ) -> list[ArchiveRange]:
     found = []
     for turn in turns:
@@ -296,7 +296,7 @@ def _triggered(
     return found
 
 
-def _candidate(view: ConversationView, turn: Turn, rules: Rules) -> _Part | None:
+def _candidate(view: ConversationView, turn: TurnSpan, rules: Rules) -> _Part | None:
     """Return what archiving `turn` would change; None when nothing would become smaller."""
     asked = sum(view.tokens[turn.start : turn.body])
     kept = sum(min(size, rules.prompt) for size in view.own[turn.start : turn.body])
@@ -308,7 +308,7 @@ def _candidate(view: ConversationView, turn: Turn, rules: Rules) -> _Part | None
     return _Part(turn.start, turn.body, turn.stop, removed, added, summary) if removed > added else None
 
 
-def _part(view: ConversationView, turn: Turn, rules: Rules, excess: int) -> _Part | None:
+def _part(view: ConversationView, turn: TurnSpan, rules: Rules, excess: int) -> _Part | None:
     """Return the oldest complete groups of `turn` that are `excess` tokens together, or all; None if that is little."""
     ends = groups_of(view.messages, turn.body, turn.stop)
     if not ends:

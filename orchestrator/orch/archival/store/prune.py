@@ -31,7 +31,7 @@ from orch_protocol.session.entries import (
     PhaseEntry,
     TasksEntry,
     Telling,
-    TurnEnd,
+    TurnEndEntry,
     UpgradeEntry,
 )
 from orch_worker.conversation.stubs import holder_of, holders_in, marker, stub_text
@@ -64,7 +64,7 @@ class _Said(Struct, gc=False):
 _encoder = msgspec.json.Encoder()
 _said = msgspec.json.Decoder(_Said)
 _message: msgspec.json.Decoder[Telling] = msgspec.json.Decoder(Telling)
-_turn_end = msgspec.json.Decoder(TurnEnd)
+_turn_end = msgspec.json.Decoder(TurnEndEntry)
 _archive = msgspec.json.Decoder(ArchiveEntry)
 _upgrade = msgspec.json.Decoder(UpgradeEntry)
 _tasks = msgspec.json.Decoder(TasksEntry)
@@ -234,7 +234,7 @@ class _Copy:
             )
         return msgspec.structs.replace(entry, message=redacted_message(entry.message, self._when), deleted=self._when)
 
-    def _turn_end(self, object: bytes, _: int) -> TurnEnd | None:
+    def _turn_end(self, object: bytes, _: int) -> TurnEndEntry | None:
         entry = _turn_end.decode(object)
         if entry.deleted or not self._silent.get(entry.turn):
             return None

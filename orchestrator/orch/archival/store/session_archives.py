@@ -29,7 +29,7 @@ from orch_protocol.session.entries import (
     MarksEntry,
     MessageEntry,
     Telling,
-    TurnEnd,
+    TurnEndEntry,
     UpgradeEntry,
 )
 from orch_worker.context.holder_query import said
@@ -45,7 +45,7 @@ from .index import message_text
 
 __all__ = ["LineRange", "SessionArchives", "join_ranges", "read_archive"]
 
-_Known: TypeAlias = Telling | ArchiveEntry | UpgradeEntry | CompactionEntry | TurnEnd | MarksEntry
+_Known: TypeAlias = Telling | ArchiveEntry | UpgradeEntry | CompactionEntry | TurnEndEntry | MarksEntry
 _decoder: msgspec.json.Decoder[_Known] = msgspec.json.Decoder(_Known)
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError)
 _HEADS: Final = (
@@ -270,7 +270,7 @@ class SessionArchives(SearchableCatalog):
                 self.view.compact(entry.summary, stop, entry.id, lambda covers: _range_of_summary(covers, start))
         elif isinstance(entry, MarksEntry):
             self._marks = joined_marks(self._marks, entry.marks)
-        elif isinstance(entry, TurnEnd) and entry.deleted:
+        elif isinstance(entry, TurnEndEntry) and entry.deleted:
             self.forgotten[entry.turn] = entry.deleted
 
     def _follow(self, entry: _Known | _Link, start: int) -> bool:

@@ -7,7 +7,7 @@ from ...client.failure import CommandError
 from ...render import terminal
 from ...render.terminal import to_json
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,34 +119,34 @@ def _narrow(arguments: Namespace) -> int:
 
 
 VERBS = {
-    "list": Command(
+    "list": CliCommand(
         "List agents, oldest first; agents of programs show the name of their run.",
         "orch list --tree",
         _list_arguments,
         _list,
     ),
-    "show": Command(
+    "show": CliCommand(
         "Show one agent and the end of its conversation.", "orch show 1 --messages 5", _show_arguments, _show
     ),
-    "kill": Command(
+    "kill": CliCommand(
         "End agents and everything below them, and print their ids. Their transcripts stay.",
         "orch kill --all --dry-run",
         _kill_arguments,
         _kill,
     ),
-    "resume": Command(
+    "resume": CliCommand(
         "Let a killed or failed agent answer again, or let any agent spend more or use this shell's keys.",
         "orch resume 1 --max-cost 2.50",
         _resume_arguments,
         _resume,
     ),
-    "budget": Command(
+    "budget": CliCommand(
         "Show what all agents together may use and did, or let them use more, also while they work.",
         "orch budget --max-cost 20 --max-tokens none",
         _budget_arguments,
         _budget,
     ),
-    "narrow": Command(
+    "narrow": CliCommand(
         "Let an agent keep these of its tools only, and everybody below it no more than that, for good. Prints them.",
         "orch narrow 1 --tools read_file,git",
         _narrow_arguments,

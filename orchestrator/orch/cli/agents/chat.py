@@ -9,7 +9,7 @@ import sys
 from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...render import terminal
-from ..command import Command
+from ..command import CliCommand
 from .approval_prompt import VARIABLE, Approval, approval_of, approve_argument, choose_approval, print_notice, scope_of
 from .run_once import kill_unconfirmed
 from .spawn import agent_option_params, agent_options, spawn
@@ -143,7 +143,7 @@ def _kinds(arguments: Namespace) -> list[str]:
 
 
 VERBS = {
-    "chat": Command(
+    "chat": CliCommand(
         "Talk with an agent: what it says streams above a prompt that is always there. What is typed while it works "
         "steers it. A terminal that is closed loses nothing: the agent works on, and orch chat REF comes back to it.",
         "orch chat --preset work",

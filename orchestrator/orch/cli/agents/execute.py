@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...client.connection import Connection
 from ...render import terminal
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 from .approval_prompt import approval_of, approve_argument
 from .query import ask
 
@@ -49,7 +49,7 @@ def _ask(arguments: Namespace, connection: Connection, effect: dict[str, Any]) -
 
 
 VERBS = {
-    "execute": Command(
+    "execute": CliCommand(
         "Execute a command of a session and print what comes of it. A prompt that it is is asked, except with --json.",
         'orch execute reader "/context"; orch execute reader /help',
         _arguments,

@@ -12,7 +12,7 @@ from ...config.interrupts import Presses
 from ...render import terminal as render
 from ...render.approvals import denied_note
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 from .agents import ROW
 from .approval_prompt import Approval, Approver, approval_of, approve_argument, print_notice
 from .progress import before
@@ -397,25 +397,25 @@ def _cancel(arguments: Namespace) -> int:
 
 
 VERBS = {
-    "query": Command(
+    "query": CliCommand(
         "Ask an agent and print its answer. Ctrl-C ends the waiting; the agent works on, unless it comes twice.",
         'orch query 1 "Which file parses the configuration?" --timeout 60',
         _query_arguments,
         query,
     ),
-    "collect": Command(
+    "collect": CliCommand(
         "Take the answer to a query nobody waited for, the oldest first. It is taken once; --again prints it anew.",
         "orch collect 1 --timeout 60",
         _collect_arguments,
         _collect,
     ),
-    "steer": Command(
+    "steer": CliCommand(
         "Say something to an agent while it works: it hears it before its next step. Prints the id of what was said.",
         'orch steer 1 "Leave the tests alone"',
         _steer_arguments,
         _steer,
     ),
-    "cancel": Command(
+    "cancel": CliCommand(
         "End what an agent does just now; its query is answered with stop reason cancelled.",
         "orch cancel 1",
         _cancel_arguments,

@@ -8,7 +8,7 @@ from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...render import terminal
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _page(waiting: list[dict[str, Any]]) -> str:
 
 
 VERBS = {
-    "queue": Command(
+    "queue": CliCommand(
         "Show what was said to an agent and it has not heard yet. What is taken back is shown once more.",
         "orch queue 1 --clear 1f22a6cc",
         _arguments,

@@ -8,7 +8,7 @@ from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...config.interrupts import Presses
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 from .approval_prompt import Approval, approval_of, approve_argument
 from .query import INTERRUPTED, agreed, ask, progress_argument, stream_argument
 from .spawn import SPAWNED, agent_arguments, agent_options, agent_params, spawn
@@ -174,7 +174,7 @@ def _line(kind: str, data: dict[str, Any]) -> None:
 
 
 VERBS = {
-    "run": Command(
+    "run": CliCommand(
         "Start an agent, ask it, print its answer and end it. Ctrl-C ends it too.",
         'orch run "Which file parses the configuration?" --preset investigate --stream',
         _arguments,

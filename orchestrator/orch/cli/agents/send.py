@@ -7,7 +7,7 @@ import os
 from ...client.connection import Connection
 from ...client.failure import CommandError
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _send(arguments: Namespace) -> int:
 
 
 VERBS = {
-    "send": Command(
+    "send": CliCommand(
         "Send a text to an agent: one that works hears it before its next step, one that idles is asked it. For "
         "editors: bind a key to it. Prints the id of what was said, or asked.",
         "orch send latest - --from src/pump.py:10-24 --ask 'Why is this slow?' < selection",

@@ -9,7 +9,7 @@ import sys
 from ...client.connection import Connection
 from ...client.failure import CommandError
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 from .approval_prompt import Approval, approval_of, approve_argument
 from .query import ask
 
@@ -159,7 +159,7 @@ def _script(file: str) -> list[Any]:
 
 
 VERBS = {
-    "spawn": Command(
+    "spawn": CliCommand(
         "Start an agent: a process with a task and a fixed set of tools. Prints its id.",
         'orch spawn "Explain this repository" --preset investigate --query "What does the README promise?"',
         _spawn_arguments,

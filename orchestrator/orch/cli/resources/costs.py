@@ -16,7 +16,7 @@ from ...config import config, paths
 from ...policy.hook_records import EVIDENCE
 from ...render import terminal
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 
 __all__ = ["VERBS"]
 
@@ -61,7 +61,7 @@ def _page(days: dict[str, DailyUsage]) -> str:
 
 
 VERBS = {
-    "costs": Command(
+    "costs": CliCommand(
         "Show what models and tools were used for, by day (UTC), in all agents that run with the hook cost_tracker.",
         "orch costs --days 30",
         _arguments,

@@ -19,7 +19,7 @@ from ...render import terminal
 from ...render.extensions import described, page, table
 from ...resources.extensions import FOLDER, FoundExtension, disable, enable, find, specs, trust, untrust
 from .. import command
-from ..command import Command, CommandGroup
+from ..command import CliCommand, CommandGroup
 
 __all__ = ["VERBS"]
 
@@ -155,7 +155,7 @@ VERBS = {
         {
             "list": (
                 "those there are for a folder, what they may do and bring",
-                Command(
+                CliCommand(
                     "List the extensions for agents in a folder, with what each may do and brings, or why it is off.",
                     "orch extensions list --json",
                     _list_arguments,
@@ -164,7 +164,7 @@ VERBS = {
             ),
             "show": (
                 "one of them: what it may do and brings, commands and keys too",
-                Command(
+                CliCommand(
                     "Show an extension: what it may do, the hooks, tools and commands that it brings, its keys and "
                     "widgets, and which of these are left out because they are taken.",
                     "orch extensions show redactor",
@@ -174,7 +174,7 @@ VERBS = {
             ),
             "trust": (
                 "let a project's run, as it is now",
-                Command(
+                CliCommand(
                     "Trust an extension of a project's as it is now, after you have read it; a change asks anew.",
                     "orch extensions trust redactor",
                     _project_arguments,
@@ -183,13 +183,13 @@ VERBS = {
             ),
             "untrust": (
                 "let it run no more",
-                Command(
+                CliCommand(
                     "Forget that it was trusted.", "orch extensions untrust redactor", _project_arguments, _untrust
                 ),
             ),
             "disable": (
                 "switch one off, for every folder and for good",
-                Command(
+                CliCommand(
                     "Switch an extension off for agents spawned from now on, until it is enabled.",
                     "orch extensions disable redactor",
                     _name_arguments,
@@ -198,7 +198,7 @@ VERBS = {
             ),
             "enable": (
                 "switch it on again",
-                Command(
+                CliCommand(
                     "Switch an extension on again, for agents spawned from now on.",
                     "orch extensions enable redactor",
                     _name_arguments,

@@ -24,7 +24,7 @@ from ...policy.hook_records import AUDIT_LOG, HookLine, hook_lines, hooks_spec, 
 from ...render import terminal
 from ...render.hooks import table
 from .. import command
-from ..command import Command, CommandGroup
+from ..command import CliCommand, CommandGroup
 
 __all__ = ["INIT", "VERBS"]
 
@@ -114,7 +114,7 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-INIT: Final = Command(
+INIT: Final = CliCommand(
     "Write a file of hooks to begin with, and let the configuration name it. What is there is never overwritten.",
     "orch hooks init",
     _arguments,
@@ -185,7 +185,7 @@ VERBS = {
         {
             "list": (
                 "the hooks that are configured here, and those of programs",
-                Command(
+                CliCommand(
                     "List the hooks that are configured here, and those that programs registered, with what they did.",
                     "orch hooks list --json",
                     _list_arguments,
@@ -195,7 +195,7 @@ VERBS = {
             "init": ("write a file of hooks to begin with", INIT),
             "disable": (
                 "switch one off, for every process and for good",
-                Command(
+                CliCommand(
                     "Switch a hook off for all agents of this user, from their next turn on, until it is enabled.",
                     "orch hooks disable house.redact",
                     _name_arguments,
@@ -204,7 +204,7 @@ VERBS = {
             ),
             "enable": (
                 "switch it on again",
-                Command(
+                CliCommand(
                     "Switch a hook on again, from each agent's next turn on.",
                     "orch hooks enable house.redact",
                     _name_arguments,

@@ -15,7 +15,7 @@ from ...render import terminal
 from ...render.memory import author, data, table
 from ...resources.memory import add_note, open_memory, select_notes
 from .. import command
-from ..command import Command, CommandGroup
+from ..command import CliCommand, CommandGroup
 
 __all__ = ["VERBS"]
 
@@ -81,15 +81,17 @@ def _forget(arguments: Namespace) -> int:
 
 
 ACTIONS = {
-    "list": ("what is noted about a folder", Command("List notes.", "orch memory list", _list_arguments, _list)),
-    "show": ("one note whole", Command("Show notes.", "orch memory show 1f22a6cc", _id_arguments, _show)),
+    "list": ("what is noted about a folder", CliCommand("List notes.", "orch memory list", _list_arguments, _list)),
+    "show": ("one note whole", CliCommand("Show notes.", "orch memory show 1f22a6cc", _id_arguments, _show)),
     "add": (
         "note something",
-        Command("Note something for agents, and print its id.", "orch memory add TEXT", _add_arguments, _add),
+        CliCommand("Note something for agents, and print its id.", "orch memory add TEXT", _add_arguments, _add),
     ),
     "forget": (
         "delete notes",
-        Command("Delete notes for good, and print their ids.", "orch memory forget 1f22a6cc", _id_arguments, _forget),
+        CliCommand(
+            "Delete notes for good, and print their ids.", "orch memory forget 1f22a6cc", _id_arguments, _forget
+        ),
     ),
 }
 VERBS = {"memory": CommandGroup("What agents remember of a folder.", "orch memory list", ACTIONS)}

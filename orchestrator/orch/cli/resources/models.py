@@ -19,7 +19,7 @@ from ...config import paths
 from ...config.models import about, listed
 from ...render.models import data, page, table
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 
 __all__ = ["VERBS"]
 
@@ -57,7 +57,7 @@ def _look_up(known: ModelCatalog, name: str, keys: Container[str]) -> ModelRow:
 
 
 VERBS = {
-    "models": Command(
+    "models": CliCommand(
         "List the models that are known, or say what is known of one. Asks no daemon.",
         "orch models; orch models local",
         _arguments,

@@ -25,7 +25,7 @@ from ...resources.extensions import specs
 from ...resources.skill_discovery import FOLDER, Found, find, trust, untrust
 from ...resources.skill_install import installed
 from .. import command
-from ..command import Command, CommandGroup
+from ..command import CliCommand, CommandGroup
 
 __all__ = ["MAKING", "VERBS", "folder_argument"]
 
@@ -175,10 +175,10 @@ def _made(arguments: Namespace, name: str) -> Any:
     return Skill(name, description, replace_invalid_utf8(command.text(arguments.prompt)))
 
 
-MAKING: dict[str, tuple[str, Command]] = {
+MAKING: dict[str, tuple[str, CliCommand]] = {
     "install": (
         "copy one from a folder, a zip file or a repository",
-        Command(
+        CliCommand(
             "Install a skill: it is checked first, and where it is from, with the hash of it, is kept.",
             "orch skills install https://example.org/skills.git --path review",
             _install_arguments,
@@ -187,11 +187,11 @@ MAKING: dict[str, tuple[str, Command]] = {
     ),
     "remove": (
         "delete one that was installed",
-        Command("Remove a skill that was installed.", "orch skills remove review", _remove_arguments, _remove),
+        CliCommand("Remove a skill that was installed.", "orch skills remove review", _remove_arguments, _remove),
     ),
     "test": (
         "try one without a model",
-        Command(
+        CliCommand(
             "Try a skill offline: rules, files, scripts, its tests, and whether its description fits its prompts.",
             "orch skills test ./review",
             _test_arguments,
@@ -200,7 +200,7 @@ MAKING: dict[str, tuple[str, Command]] = {
     ),
     "package": (
         "make one of a prompt, a template or a session",
-        Command(
+        CliCommand(
             "Make a skill of a prompt, a template or a session, as a folder or a zip file; or a zip file of a skill.",
             "orch skills package review --session 3 --output skills",
             _package_arguments,
@@ -391,7 +391,7 @@ VERBS = {
         {
             "list": (
                 "those there are for a folder",
-                Command(
+                CliCommand(
                     "List the skills for agents in a folder, with what each is for, or why it is off.",
                     "orch skills list --json",
                     folder_argument,
@@ -400,7 +400,7 @@ VERBS = {
             ),
             "show": (
                 "what one says",
-                Command(
+                CliCommand(
                     "Print a skill: what it is for, which tools and files it has, and its text.",
                     "orch skills show review",
                     _show_arguments,
@@ -409,7 +409,7 @@ VERBS = {
             ),
             "validate": (
                 "whether a folder is one",
-                Command(
+                CliCommand(
                     "Check folders by the rules of agentskills.io; exit code 1 when one breaks any.",
                     "orch skills validate ./review",
                     _validate_arguments,
@@ -419,7 +419,7 @@ VERBS = {
             **MAKING,
             "trust": (
                 "let agents read a project's, as it is now",
-                Command(
+                CliCommand(
                     "Trust a skill of a project's as it is now, after you have read it; a change asks anew.",
                     "orch skills trust review",
                     _show_arguments,
@@ -428,7 +428,7 @@ VERBS = {
             ),
             "untrust": (
                 "let them read it no more",
-                Command("Forget that it was trusted.", "orch skills untrust review", _show_arguments, _untrust),
+                CliCommand("Forget that it was trusted.", "orch skills untrust review", _show_arguments, _untrust),
             ),
         },
     )

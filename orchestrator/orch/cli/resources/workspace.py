@@ -9,7 +9,7 @@ from ...client.failure import CommandError
 from ...render import terminal
 from ...render.workspace import page, table
 from .. import command
-from ..command import Command, CommandGroup, key_argument
+from ..command import CliCommand, CommandGroup, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,23 +103,23 @@ def _prune(arguments: Namespace) -> int:
 ACTIONS = {
     "list": (
         "what there is, with where it is from",
-        Command("List what an agent has at hand.", "orch workspace list latest", _about_arguments, _list),
+        CliCommand("List what an agent has at hand.", "orch workspace list latest", _about_arguments, _list),
     ),
     "show": (
         "one object with all that is known of it",
-        Command("Show objects.", "orch workspace show latest src/pump.py", _names, _show),
+        CliCommand("Show objects.", "orch workspace show latest src/pump.py", _names, _show),
     ),
     "pin": (
         "let it be told of first, and never forgotten",
-        Command("Pin objects, and print their names.", "orch workspace pin latest value:frame", _names, _pin),
+        CliCommand("Pin objects, and print their names.", "orch workspace pin latest value:frame", _names, _pin),
     ),
     "unpin": (
         "let it be like others again",
-        Command("Unpin objects, and print their names.", "orch workspace unpin latest value:frame", _names, _unpin),
+        CliCommand("Unpin objects, and print their names.", "orch workspace unpin latest value:frame", _names, _unpin),
     ),
     "prune": (
         "forget what is out of use, or what is named",
-        Command(
+        CliCommand(
             "Forget objects, and print their names. What they stand for stays.",
             "orch workspace prune latest --turns 10",
             _prune_arguments,

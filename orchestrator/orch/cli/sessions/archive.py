@@ -10,7 +10,7 @@ from ...render import terminal
 from ...render.archives import entry_range, numbered_entries, pages, search_hits, table
 from .. import command
 from ..agents.query import agreed, code_of, query, query_arguments
-from ..command import Command, CommandGroup
+from ..command import CliCommand, CommandGroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -158,11 +158,11 @@ def _prune(arguments: Namespace) -> int:
 ACTIONS = {
     "list": (
         "archives, by agent, oldest first",
-        Command("List what agents have archived.", "orch archive list reader", _optional_ref, _list),
+        CliCommand("List what agents have archived.", "orch archive list reader", _optional_ref, _list),
     ),
     "search": (
         "places where something stands, for nothing",
-        Command(
+        CliCommand(
             "Find text in archives: words, paths, figures, errors. Prints id, entry, passage; asks no model.",
             "orch archive search 'pressure 4.2 bar' --in reader",
             _search_arguments,
@@ -171,13 +171,13 @@ ACTIONS = {
     ),
     "read": (
         "entries of an archive, exactly as they were",
-        Command(
+        CliCommand(
             "Print entries of an archive, exactly as they were.", "orch archive read b0d9f3 3-7", _read_arguments, _read
         ),
     ),
     "query": (
         "ask what holds an archive",
-        Command(
+        CliCommand(
             "Ask what holds an archive: it answers from that, with entries. The same as orch query.",
             'orch archive query b0d9f3 "Which port was open?"',
             query_arguments,
@@ -186,7 +186,7 @@ ACTIONS = {
     ),
     "map": (
         "ask several the same",
-        Command(
+        CliCommand(
             "Ask several archives the same, or all of an agent's. Exits with 1 when one of them cannot answer.",
             'orch archive map "Which ports were open?" --in reader',
             _map_arguments,
@@ -195,7 +195,7 @@ ACTIONS = {
     ),
     "export": (
         "everything that is archived, for other tools",
-        Command(
+        CliCommand(
             "Write all archives out, whole: a line of JSON for each, its row with its messages; or as Markdown.",
             "orch archive export reader --output reader.jsonl",
             _export_arguments,
@@ -204,7 +204,7 @@ ACTIONS = {
     ),
     "prune": (
         "delete old ones for good",
-        Command(
+        CliCommand(
             "Delete for good what was archived long ago: messages, words of the index, what holders were asked. What a "
             "conversation shows stays. Exits with 4 when an agent is at work: then its archives stay.",
             "orch archive prune --older 30d --dry-run",

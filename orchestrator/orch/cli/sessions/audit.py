@@ -9,7 +9,7 @@ from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...render.audit import table
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _file(key: str) -> str:
 ACTIONS = {
     "audit": (
         "everything that happened in it, as the chain of its file has it",
-        Command(
+        CliCommand(
             "Show everything that a session's file says happened: prompts, calls and their arguments, results, "
             "replies, what they took, branches, archives. Each line is checked against the one before "
             "it; exits with 1 where one does not fit. It cannot be switched off.",

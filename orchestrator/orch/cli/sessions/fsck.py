@@ -8,7 +8,7 @@ from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...render import terminal
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def page(checked: dict[str, Any]) -> str:
 ACTIONS = {
     "fsck": (
         "what is wrong with one session, and a mended copy",
-        Command(
+        CliCommand(
             "Look for damage in a session: an agent's, or a file of whichever program. With --repair a mended copy is "
             "written and the damaged file kept; exits with 1 when something is wrong and stays so.",
             "orch session fsck reader --repair",

@@ -10,7 +10,7 @@ from ...client.failure import CommandError
 from ...render import terminal
 from .. import command
 from ..agents.spawn import agent_option_params, agent_options
-from ..command import Command, key_argument
+from ..command import CliCommand, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _to_test(arguments: Namespace) -> int:
 ACTIONS = {
     "import": (
         "an agent that goes on with a conversation from a file",
-        Command(
+        CliCommand(
             "Make agents of conversations in files, and print their ids: sessions of pi and of ours, transcripts of "
             "coding assistants, lists of messages. The files are only read.",
             "orch session import talk.jsonl --name talk",
@@ -163,7 +163,7 @@ ACTIONS = {
     ),
     "export": (
         "a conversation for other programs, or as a page",
-        Command(
+        CliCommand(
             "Write an agent's conversation out, whole: for pi, as Markdown or HTML, as messages for an API.",
             "orch session export reader --format html --output reader.html",
             _export_arguments,
@@ -172,7 +172,7 @@ ACTIONS = {
     ),
     "to-test": (
         "a conversation as a test that tells it again",
-        Command(
+        CliCommand(
             "Write a pytest module that tells a conversation again: model and tools answer as recorded, and what a "
             "model would be sent is compared.",
             "orch session to-test reader --output test_reader.py",

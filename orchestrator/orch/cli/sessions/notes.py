@@ -9,7 +9,7 @@ from ...client.failure import CommandError
 from ...render import terminal
 from ...render.terminal import to_json
 from .. import command
-from ..command import Command, key_argument
+from ..command import CliCommand, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _changed(arguments: Namespace, change: dict[str, Any]) -> dict[str, Any]:
 ACTIONS = {
     "inform": (
         "tell the model something between turns, without asking",
-        Command(
+        CliCommand(
             "Put something before the model, which it reads with the next question. Prints the entry's id.",
             "orch session inform reader 'Valve 7 was replaced.'",
             _inform_arguments,
@@ -83,7 +83,7 @@ ACTIONS = {
     ),
     "keep": (
         "keep JSON data with a session, which no model is told",
-        Command(
+        CliCommand(
             "Keep data with a session, for programs alone. Prints the entry's id.",
             "orch session keep reader progress '{\"page\": 7}'",
             _keep_arguments,
@@ -92,7 +92,7 @@ ACTIONS = {
     ),
     "kept": (
         "what is kept with a session",
-        Command(
+        CliCommand(
             "Print what programs keep with a session, in order, as far as the conversation went past it.",
             "orch session kept reader progress",
             _kept_arguments,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...client.connection import Connection
 from ...render import terminal
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 ACTIONS = {
     "prune": (
         "delete old ones for good",
-        Command(
+        CliCommand(
             "Delete for good the sessions of agents that were killed, or never came up, and that nobody touched since. "
             "With --idle also of those that nobody ended: they are killed first. One below which something is not over "
             "stays. Exits with 4 when one has a process still: then it stays.",

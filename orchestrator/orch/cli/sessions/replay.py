@@ -24,7 +24,7 @@ from ...replay import plot
 from ...replay.policies import DEFAULT, NAMES
 from ...replay.readers import read_recordings
 from ...replay.report import USD_PER_MILLION, ReplayPricing, replay, report, table
-from ..command import Command
+from ..command import CliCommand
 from ..scratch import scratch
 
 __all__ = ["VERBS"]
@@ -160,7 +160,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 VERBS = {
-    "replay": Command(
+    "replay": CliCommand(
         "Replay recorded sessions under other policies: cost, size, and what can still be found. Offline.",
         "orch replay session.jsonl --policy none,compaction,auto",
         _arguments,

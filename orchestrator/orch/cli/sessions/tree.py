@@ -9,7 +9,7 @@ from ...client.connection import Connection
 from ...render import terminal
 from ...render.sessions import LAST, compaction, latest, page, table, tree_lines
 from .. import command
-from ..command import Command, key_argument
+from ..command import CliCommand, key_argument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -168,11 +168,11 @@ def _fork(arguments: Namespace) -> int:
 ACTIONS = {
     "list": (
         "sessions, those that were active last first",
-        Command("List sessions: one an agent, the latest first.", "orch session list", _list_arguments, _list),
+        CliCommand("List sessions: one an agent, the latest first.", "orch session list", _list_arguments, _list),
     ),
     "show": (
         "one session: where it is, its branches, what was said last",
-        Command(
+        CliCommand(
             "Show a session. With --json all of its entries, each with its head.",
             "orch session show latest",
             key_argument,
@@ -181,7 +181,7 @@ ACTIONS = {
     ),
     "tree": (
         "everything that was said, branch by branch",
-        Command(
+        CliCommand(
             "Draw the tree of a session; * is what the conversation has now.",
             "orch session tree reader",
             _tree_arguments,
@@ -190,7 +190,7 @@ ACTIONS = {
     ),
     "checkout": (
         "let a conversation go on behind an entry it had",
-        Command(
+        CliCommand(
             "Let a conversation go on behind an entry. What was said since stays, on a branch of its own.",
             "orch session checkout reader 1f22a6cc",
             _checkout_arguments,
@@ -199,7 +199,7 @@ ACTIONS = {
     ),
     "branch": (
         "the same, but before a question, which is printed",
-        Command(
+        CliCommand(
             "Go back before a question and print it, to be asked in other words; behind any other entry as checkout.",
             "orch session branch reader 1f22a6cc",
             _checkout_arguments,
@@ -208,7 +208,7 @@ ACTIONS = {
     ),
     "label": (
         "name an entry, so that it is found again",
-        Command(
+        CliCommand(
             "Give an entry a name, or take it away.",
             "orch session label reader 1f22a6cc start",
             _label_arguments,
@@ -217,11 +217,13 @@ ACTIONS = {
     ),
     "title": (
         "name a session",
-        Command("Give a session a name, or take it away.", "orch session title reader pumps", _title_arguments, _title),
+        CliCommand(
+            "Give a session a name, or take it away.", "orch session title reader pumps", _title_arguments, _title
+        ),
     ),
     "model": (
         "let another model go on with a conversation",
-        Command(
+        CliCommand(
             "Let another model answer from here on, between turns, and print it. Going back before here undoes that.",
             "orch session model reader local",
             _model_arguments,
@@ -230,7 +232,7 @@ ACTIONS = {
     ),
     "thinking": (
         "let the model of a conversation think more, or less",
-        Command(
+        CliCommand(
             "Let the model think so much from here on; print the level that it is told, which is the next that it has.",
             "orch session thinking reader high",
             _thinking_arguments,
@@ -239,7 +241,7 @@ ACTIONS = {
     ),
     "compact": (
         "let what was said first give way to a summary",
-        Command(
+        CliCommand(
             "Compact a conversation between turns: a summary takes the place of all but the last ones.",
             "orch session compact reader --instructions 'Keep every figure.'",
             _compact_arguments,
@@ -248,7 +250,7 @@ ACTIONS = {
     ),
     "fork": (
         "another agent with a copy of a conversation",
-        Command(
+        CliCommand(
             "Make another agent whose session is a copy of one path, archives included, and print its id.",
             "orch session fork reader 1f22a6cc --name second",
             _fork_arguments,

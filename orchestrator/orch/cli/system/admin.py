@@ -11,7 +11,7 @@ from ...config import paths
 from ...render.approvals import expiry, permission_lines
 from ...render.config import table, toml_value
 from ...render.terminal import to_json
-from ..command import Command
+from ..command import CliCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -224,13 +224,13 @@ def _permitted(revoke: str | None, folder: str) -> list[dict[str, Any]]:
 
 
 VERBS = {
-    "daemon": Command(
+    "daemon": CliCommand(
         "Start, run in the foreground, stop or look at the process that keeps the agents. Verbs that need it start it.",
         "orch daemon status --json",
         _daemon_arguments,
         _daemon,
     ),
-    "config": Command(
+    "config": CliCommand(
         "Show every setting with its source, trust a project's file, list or revoke what was approved for it.",
         "orch config show; orch config trust .",
         _config_arguments,

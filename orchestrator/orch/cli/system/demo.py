@@ -19,10 +19,10 @@ from ...client.failure import CommandError
 from ...config import paths
 from ...config.config import load
 from ...demo.play import DemoResult, play
-from ...demo.screen import Screen, screen_of
+from ...demo.screen import DemoScreen, screen_of
 from ...render.terminal import to_json
 from ...supervisor.recovery.orphan_cleanup import processes_with_token, stored_token
-from ..command import Command
+from ..command import CliCommand
 from ..scratch import scratch
 
 __all__ = ["VERBS"]
@@ -33,7 +33,7 @@ MAX_USD: Final = 2.0
 
 def _demo(arguments: Namespace) -> int:
     began = time.monotonic()
-    screen = Screen(open(os.devnull, "w")) if arguments.json else screen_of()  # noqa: SIM115
+    screen = DemoScreen(open(os.devnull, "w")) if arguments.json else screen_of()  # noqa: SIM115
     folder = Path(arguments.folder).absolute()
     model = _live_model(arguments) if arguments.live else None
     run = f"demo-{new_id()}"
@@ -64,7 +64,7 @@ def _live_model(arguments: Namespace) -> str:
     return str(model)
 
 
-def _close(screen: Screen, played: DemoResult, left: int, seconds: float) -> None:
+def _close(screen: DemoScreen, played: DemoResult, left: int, seconds: float) -> None:
     saved = 100 - 100 * played.tokens_with / max(played.tokens_without, 1)
     found = "an archived detail found" if played.recalled else "archives searched"
     orch = _command()
@@ -98,7 +98,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 VERBS = {
-    "demo": Command(
+    "demo": CliCommand(
         "Show what orch does, in half a minute: a long session, archives, a kill, three agents. No key needed.",
         "orch demo",
         _arguments,

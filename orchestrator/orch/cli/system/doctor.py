@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from ...diagnostics.checks import clean_up, findings, run_check
 from ...render.doctor import data, page
 from ...render.terminal import to_json
-from ..command import Command
+from ..command import CliCommand
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def _doctor(arguments: Namespace) -> int:
 
 
 VERBS = {
-    "doctor": Command(
+    "doctor": CliCommand(
         "Check what orch needs of this machine. Exits with 1 when something is missing.",
         "orch doctor --json",
         _arguments,

@@ -8,7 +8,7 @@ from ...client.connection import Connection
 from ...render import terminal
 from ...render.terminal import to_json
 from .. import command
-from ..command import Command
+from ..command import CliCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 VERBS = {
-    "events": Command(
+    "events": CliCommand(
         "Show what happened: agents that came up, were asked, answered, archived or ended, each with a number. With "
         "--json a line of JSON for each.",
         "orch events --since 120 --follow",

@@ -11,7 +11,7 @@ from ...config.config import load
 from ...render import terminal
 from ...render.terminal import to_json
 from ...sessions import findings
-from ..command import Command
+from ..command import CliCommand
 
 __all__ = ["VERBS"]
 
@@ -36,7 +36,7 @@ def _fsck(arguments: Namespace) -> int:
 
 
 VERBS = {
-    "fsck": Command(
+    "fsck": CliCommand(
         "Look through transcripts, journals and archives for damage; say what to do. Exits with 1 when there is some.",
         "orch fsck --repair",
         _arguments,

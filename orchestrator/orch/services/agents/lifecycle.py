@@ -54,7 +54,7 @@ async def kill(root: Supervisor, caller: Caller, params: Kill) -> Killed:
     by = "the user" if agent is None else f"agent {agent.spec.name!r}"
     try:
         used = used_by(node for id in ids for node in nodes.subtree(id))
-        killed: tuple[str, ...] = root.handle(events.Kill(ids, by, used))
+        killed: tuple[str, ...] = root.handle(events.KillRequested(ids, by, used))
         if gone:
             await asyncio.wait(gone, timeout=GONE_SECONDS)
     finally:
@@ -85,7 +85,7 @@ async def resume(root: Supervisor, caller: Caller, params: Resume) -> AgentRow:
         _give_credentials(root, node, everywhere=params.all)
     if params.budget.max_cost_usd:
         check_priced(node.spec.backend)
-    root.handle(events.Resume(node.spec.id, params.budget))
+    root.handle(events.ResumeRequested(node.spec.id, params.budget))
     root.budgets_changed()
     return row(root, node)
 

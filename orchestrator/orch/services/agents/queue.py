@@ -108,6 +108,6 @@ async def _taken(root: Supervisor, node: AgentRecord, ids: tuple[str, ...]) -> t
             if (node.status, node.incarnation) != was:
                 continue  # its process has been told of it meanwhile
             gone = tuple(id for id in ids if id not in session.said)
-        taken: tuple[str, ...] = root.handle(events.RetractSteering(node.spec.id, gone))
+        taken: tuple[str, ...] = root.handle(events.RetractionRequested(node.spec.id, gone))
         return taken
     return ()

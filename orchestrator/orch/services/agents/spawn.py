@@ -78,7 +78,7 @@ async def spawn(root: Supervisor, caller: Caller, request: Spawn) -> Spawned:
         )
     spec, note = await spec_of(root, request, caller)
     credentials = root.credentials.record() if caller.is_user else None
-    id: str = root.handle(events.Spawn(spec, caller.agent_id, request.request_id, credentials))
+    id: str = root.handle(events.SpawnRequested(spec, caller.agent_id, request.request_id, credentials))
     node = root.tree.agents[id]
     if node.status == "starting":
         try:
@@ -88,7 +88,7 @@ async def spawn(root: Supervisor, caller: Caller, request: Spawn) -> Spawned:
         except asyncio.CancelledError:
             if caller.is_user and request.request_id is None:  # nobody has it, or can ask for it again
                 with contextlib.suppress(OrchError):
-                    root.handle(events.Kill((id,), "the user"))
+                    root.handle(events.KillRequested((id,), "the user"))
             raise
     elif node.status == "failed":
         raise LaunchError(f"agent {node.spec.name!r} ({id}) did not come up: {node.error}")

@@ -79,5 +79,7 @@ async def _heard(root: Supervisor, node: AgentRecord) -> None:
 async def cancel(root: Supervisor, caller: Caller, params: CancelTurn) -> AgentRow:
     """End an agent's turn: its query is answered with stop reason `cancelled`, or, when hard, fails."""
     node = find_agent(root, caller, params.ref, "cancel")
-    root.handle(events.CancelTurn(node.spec.id, params.hard, recover_query(node).usage if params.hard else Usage()))
+    root.handle(
+        events.CancelRequested(node.spec.id, params.hard, recover_query(node).usage if params.hard else Usage())
+    )
     return row(root, node)

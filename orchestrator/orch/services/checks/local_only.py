@@ -98,4 +98,4 @@ def _keep(root: Supervisor, node: AgentRecord, backend: BackendSpec) -> None:
     for each in (node, *(root.tree.agents[id] for id in node.children)):
         if each is node or (each.is_holder and not each.spec.local):
             own = each.spec.backend
-            root.handle(events.RestrictToLocal(each.spec.id, backend if each is node or is_remote(own) else own))
+            root.handle(events.LocalOnlyRequested(each.spec.id, backend if each is node or is_remote(own) else own))

@@ -119,7 +119,7 @@ def _end(root: Supervisor, node: AgentRecord) -> None:
     for each in root.tree.agents.subtree(node.spec.id):
         if not each.is_holder and (each.running or each.pending is not None or each.status not in (*OVER, *ASLEEP)):
             raise AgentBusy(f"agent {each.spec.name!r} ({each.spec.id}) was asked meanwhile: its session stays")
-    root.handle(events.Kill((node.spec.id,), "the user"))
+    root.handle(events.KillRequested((node.spec.id,), "the user"))
 
 
 def _row(node: AgentRecord, size: int) -> PrunedSession:

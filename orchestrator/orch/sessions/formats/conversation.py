@@ -25,8 +25,8 @@ from orch_protocol.session.entries import (
     TasksEntry,
     Telling,
     ThinkingLevelChange,
-    TurnEnd,
-    TurnStart,
+    TurnEndEntry,
+    TurnStartEntry,
     UpgradeEntry,
 )
 from orch_worker.conversation.tokens import PLAIN, CharsPerToken
@@ -64,8 +64,8 @@ class Kept(Struct, frozen=True):
 Told: TypeAlias = (
     Telling
     | CompactionEntry
-    | TurnStart
-    | TurnEnd
+    | TurnStartEntry
+    | TurnEndEntry
     | ArchiveEntry
     | UpgradeEntry
     | PlanApproved

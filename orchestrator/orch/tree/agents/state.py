@@ -19,6 +19,7 @@ from orch_worker.backends.registry import template_for
 from ..journal.entries import (
     AgentEntry,
     AgentKilled,
+    AgentPlanApproved,
     AgentResumed,
     AgentSpawned,
     AgentWoken,
@@ -31,7 +32,6 @@ from ..journal.entries import (
     Entry,
     LocalOnlySet,
     ModelChanged,
-    PlanApproved,
     PlanStarted,
     QueryFinished,
     QueryStarted,
@@ -262,7 +262,7 @@ class TreeState:
                 self._apply_taint_added(record, entry)
             case ToolsRevoked():
                 self._apply_tools_revoked(record, entry)
-            case PlanApproved():
+            case AgentPlanApproved():
                 self._apply_plan_approved(record, entry)
             case PlanStarted():
                 self._apply_plan_started(record, entry)
@@ -534,7 +534,7 @@ class TreeState:
     def _apply_tools_revoked(self, node: AgentRecord, entry: ToolsRevoked) -> None:
         node.spec = msgspec.structs.replace(node.spec, withdrawn=entry.withdrawn)
 
-    def _apply_plan_approved(self, node: AgentRecord, _: PlanApproved) -> None:
+    def _apply_plan_approved(self, node: AgentRecord, _: AgentPlanApproved) -> None:
         node.spec = msgspec.structs.replace(node.spec, plan=False)
 
     def _apply_plan_started(self, node: AgentRecord, entry: PlanStarted) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "OLD_TAGS",
     "AgentEntry",
     "AgentKilled",
+    "AgentPlanApproved",
     "AgentResumed",
     "AgentSpawned",
     "AgentWoken",
@@ -39,7 +40,6 @@ __all__ = [
     "Entry",
     "LocalOnlySet",
     "ModelChanged",
-    "PlanApproved",
     "PlanStarted",
     "QueryFinished",
     "QueryStarted",
@@ -244,7 +244,7 @@ class ToolsRevoked(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="tools_
     withdrawn: tuple[str, ...]
 
 
-class PlanApproved(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
+class AgentPlanApproved(_AgentEntry, frozen=True, gc=False, kw_only=True, tag="plan_approved"):
     """Somebody approved the agent's plan, or let it out of plan mode without one: it is not in it any more."""
 
 
@@ -375,7 +375,7 @@ AgentEntry: TypeAlias = (
     | BudgetChanged
     | LocalOnlySet
     | TaintAdded
-    | PlanApproved
+    | AgentPlanApproved
     | PlanStarted
     | ToolsRevoked
     | AgentWoken

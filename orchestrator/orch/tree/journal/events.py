@@ -25,7 +25,7 @@ __all__ = [
     "AddTaint",
     "ApprovePlan",
     "BootTimeout",
-    "CancelTurn",
+    "CancelRequested",
     "ChangeModel",
     "ChangeTitle",
     "CollectReply",
@@ -35,9 +35,10 @@ __all__ = [
     "Event",
     "FinishQuery",
     "Instruction",
-    "Kill",
+    "KillRequested",
     "Launch",
     "LaunchFailed",
+    "LocalOnlyRequested",
     "Notify",
     "ProcessExited",
     "QueueSteering",
@@ -47,15 +48,14 @@ __all__ = [
     "RecordUsage",
     "Recover",
     "RestartWorker",
-    "RestrictToLocal",
-    "Resume",
+    "ResumeRequested",
     "RetireIdleAgents",
-    "RetractSteering",
+    "RetractionRequested",
     "RevokeTools",
     "Send",
     "SetQueueModes",
     "Signal",
-    "Spawn",
+    "SpawnRequested",
     "StartPlan",
     "StartQuery",
     "StartWorker",
@@ -74,7 +74,7 @@ minute where eight others want it; and whoever spawns by a tool is to hear of it
 # Events: what happened, or what somebody wants.
 
 
-class Spawn(Struct, frozen=True, gc=False):
+class SpawnRequested(Struct, frozen=True, gc=False):
     """`caller` (an agent's id, None for the user's program) wants an agent; the tree sets seq, name and depth."""
 
     spec: AgentSpec
@@ -251,7 +251,7 @@ class CollectReply(Struct, frozen=True, gc=False):
     query: str = ""
 
 
-class Kill(Struct, frozen=True, gc=False):
+class KillRequested(Struct, frozen=True, gc=False):
     """`by` ends the agents `ids` and everything below them; `used` is what their queries used so far, by query id."""
 
     ids: tuple[str, ...]
@@ -275,7 +275,7 @@ class ConfirmSteering(Struct, frozen=True, gc=False):
     steer_id: str
 
 
-class CancelTurn(Struct, frozen=True, gc=False):
+class CancelRequested(Struct, frozen=True, gc=False):
     """Somebody wants the turn of agent `id` to end; `hard` does not ask its process, and `usage` is what it used."""
 
     id: str
@@ -283,7 +283,7 @@ class CancelTurn(Struct, frozen=True, gc=False):
     usage: Usage = Usage()
 
 
-class Resume(Struct, frozen=True, gc=False):
+class ResumeRequested(Struct, frozen=True, gc=False):
     """Let a killed or failed agent answer again; what `budget` sets holds from now on, whatever the agent's status."""
 
     id: str
@@ -296,7 +296,7 @@ class DiscardSession(Struct, frozen=True, gc=False):
     id: str
 
 
-class RestrictToLocal(Struct, frozen=True, gc=False):
+class LocalOnlyRequested(Struct, frozen=True, gc=False):
     """From now on the conversation of agent `id` is for the model behind `backend` alone, which is of this machine."""
 
     id: str
@@ -330,7 +330,7 @@ class RecordCatalog(Struct, frozen=True, gc=False):
     digest: str
 
 
-class RetractSteering(Struct, frozen=True, gc=False):
+class RetractionRequested(Struct, frozen=True, gc=False):
     """What these name is not going to be heard by agent `id`."""
 
     id: str
@@ -386,7 +386,7 @@ class Recover(Struct, frozen=True, gc=False):
 
 
 Event: TypeAlias = (
-    Spawn
+    SpawnRequested
     | AddAgent
     | AddHolder
     | StartQuery
@@ -403,19 +403,19 @@ Event: TypeAlias = (
     | RecordDeletion
     | RecordUsage
     | CollectReply
-    | Kill
+    | KillRequested
     | QueueSteering
     | ConfirmSteering
     | StartWorker
     | ChangeTitle
     | RecordCatalog
     | ChangeModel
-    | RetractSteering
+    | RetractionRequested
     | SetQueueModes
-    | CancelTurn
-    | Resume
+    | CancelRequested
+    | ResumeRequested
     | DiscardSession
-    | RestrictToLocal
+    | LocalOnlyRequested
     | AddTaint
     | ApprovePlan
     | StartPlan
@@ -425,17 +425,17 @@ Event: TypeAlias = (
 )
 
 REQUESTS = (
-    Spawn,
+    SpawnRequested,
     AddAgent,
     AddHolder,
     StartQuery,
     CollectReply,
     QueueSteering,
     SetQueueModes,
-    CancelTurn,
-    Resume,
+    CancelRequested,
+    ResumeRequested,
     DiscardSession,
-    RestrictToLocal,
+    LocalOnlyRequested,
     AddTaint,
     ApprovePlan,
     StartPlan,

@@ -16,11 +16,11 @@ from orch_worker.session.log.record_format import UncheckedLine
 
 from .entries import (
     AgentKilled,
+    AgentPlanApproved,
     AgentSpawned,
     BudgetChanged,
     Entry,
     LocalOnlySet,
-    PlanApproved,
     PlanStarted,
     QueryStarted,
     ReplyCollected,
@@ -53,7 +53,7 @@ SYNCED_ENTRIES: Final = frozenset(
         LocalOnlySet,
         TaintAdded,
         ToolsRevoked,
-        PlanApproved,
+        AgentPlanApproved,
         PlanStarted,
         RootBudgetChanged,
     }

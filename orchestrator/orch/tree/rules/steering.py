@@ -10,7 +10,15 @@ from orch_protocol.wire import worker_messages
 
 from ..agents.state import AgentRecord, TreeState
 from ..journal.entries import QueueModesChanged, SteeringDelivered, SteeringQueued, SteeringRetracted
-from ..journal.events import ConfirmSteering, Decision, Instruction, QueueSteering, RetractSteering, Send, SetQueueModes
+from ..journal.events import (
+    ConfirmSteering,
+    Decision,
+    Instruction,
+    QueueSteering,
+    RetractionRequested,
+    Send,
+    SetQueueModes,
+)
 from . import admission
 
 __all__ = ["confirm", "reminder", "retract", "set_queue_modes", "steer"]
@@ -31,7 +39,7 @@ def confirm(nodes: TreeState, event: ConfirmSteering, now: float) -> Decision:
     return Decision([SteeringDelivered(at=now, id=event.id, steer_id=event.steer_id)])
 
 
-def retract(nodes: TreeState, event: RetractSteering, now: float) -> Decision:
+def retract(nodes: TreeState, event: RetractionRequested, now: float) -> Decision:
     """Take note that things are not going to be heard; return which of them had not been."""
     gone = tuple(id for id in event.steer_ids if id in nodes[event.id].unheard)
     return Decision([SteeringRetracted(at=now, id=event.id, steer_ids=gone)] if gone else [], [], gone)

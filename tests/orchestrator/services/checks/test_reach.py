@@ -321,7 +321,7 @@ async def test_peers_that_ask_each_other_get_a_cycle_error(tmp_path: Path) -> No
         one = (await spec_of(root, Spawn("t", tools=tuple(NEST), name="a", script=("x",) * 3), USER))[0]
         two = (await spec_of(root, Spawn("t", tools=tuple(NEST), name="b", script=(ask, wait, "no")), USER))[0]
         for spec, peer in ((one, two.id), (two, one.id)):
-            root.handle(events.Spawn(replace(spec, peers=(peer,)), None, None))
+            root.handle(events.SpawnRequested(replace(spec, peers=(peer,)), None, None))
             await root.waiters.until(f"up:{spec.id}", 5)
         root.ask(root.tree.agents[one.id], "go")  # in a turn of its own
         asked = root.ask(root.tree.agents[two.id], "go", asker=one.id, waits=True)

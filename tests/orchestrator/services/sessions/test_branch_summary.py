@@ -12,7 +12,7 @@ from agent_history import EAGER, Life, steps
 from orch import AsyncSubagent, ScriptedBackend
 from orch_protocol.core.messages import text_of
 from orch_worker.context.branch_summary import extracted, left_behind
-from orch_worker.session.session import Session
+from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import World, opened
 
@@ -33,7 +33,7 @@ async def talked(o: World, summaries: Any = ()) -> tuple[AsyncSubagent, str]:
 
 def said(o: World, agent: AsyncSubagent) -> list[str]:
     """Return what the model is shown."""
-    session: Session = read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder))
+    session: SessionState = read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder))
     return [text_of(message) for message in session.messages]
 
 

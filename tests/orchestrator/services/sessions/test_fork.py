@@ -15,7 +15,7 @@ from orch_protocol.core.errors import AgentBusyError, ConfigError, EntryNotFound
 from orch_protocol.core.messages import text_of
 from orch_protocol.session.entries import SessionHeader
 from orch_worker.conversation.stubs import holders_in
-from orch_worker.session.session import Session
+from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import Gate, World, opened
 
@@ -27,7 +27,7 @@ async def spawned(o: World, *said: Any, **options: Any) -> AsyncSubagent:
     return await o.scripted(*said, context="none", **options)
 
 
-def session(o: World, agent: AsyncSubagent) -> Session:
+def session(o: World, agent: AsyncSubagent) -> SessionState:
     """Return what the agent's file says."""
     return read_session(Path(o.supervisor.tree.agents[agent.id].spec.folder))
 

@@ -19,10 +19,10 @@ from orch.tree.journal.events import (
     ChangeTitle,
     CollectReply,
     DiscardSession,
-    Kill,
+    KillRequested,
+    LocalOnlyRequested,
     QueueSteering,
-    RestrictToLocal,
-    Resume,
+    ResumeRequested,
     StartQuery,
 )
 from orch.tree.rules.deletions import redacted
@@ -38,7 +38,7 @@ from virtual_clock import until
 
 def killed(forest: Forest, id: str) -> str:
     """Let the agent and all below it be killed, and their processes be over."""
-    forest.handle(Kill((id,), "the user", {}))
+    forest.handle(KillRequested((id,), "the user", {}))
     for node in list(forest.tree.agents):
         if node.running and node.status == "killed":
             forest.gone(node.spec.id)
@@ -99,7 +99,7 @@ class TestWhich:
         child = forest.spawn(parent, parent_id=parent, depth=2)
         killed(forest, parent)
         assert over(forest) == [parent, child]
-        forest.handle(Resume(child))
+        forest.handle(ResumeRequested(child))
         assert over(forest) == []
         past = Past()
         killed(past, past.agent)
@@ -119,7 +119,7 @@ class TestRecord:
         past.handle(ChangeTitle(past.agent, SECRET))
         for script in ({"items": [SECRET], "context": 7}, {"items": [f"{SECRET}!"]}):
             past.handle(ChangeModel(past.agent, RecordModel(BackendSpec("scripted", options=script), "scripted")))
-        past.handle(RestrictToLocal(past.agent, BackendSpec("scripted", options={"items": [SECRET]})))
+        past.handle(LocalOnlyRequested(past.agent, BackendSpec("scripted", options={"items": [SECRET]})))
         killed(past, past.agent)
         short = past.tree.agents.kept(1000.0)
         past.handle(DiscardSession(past.agent))
@@ -148,7 +148,7 @@ class TestRecord:
             StartQuery(id, "q2", "?"),
             CollectReply(id, "the user"),
             QueueSteering(id, "s", "x"),
-            Resume(id),
+            ResumeRequested(id),
             DiscardSession(id),
         ):
             with pytest.raises(SessionDeletedError, match=r"of agent 'reader' \(a001\) was deleted on 1970-01-01"):
@@ -163,7 +163,7 @@ class TestRecord:
         with pytest.raises(AgentBusyError, match="has a process: its session stays"):
             forest.handle(DiscardSession(id))
         killed(forest, id)
-        forest.handle(Resume(id))
+        forest.handle(ResumeRequested(id))
         with pytest.raises(AgentBusyError, match="was resumed: its session stays"):
             forest.handle(DiscardSession(id))
 

@@ -19,7 +19,7 @@ from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import Block
 from orch_protocol.session.entries import CompactionEntry, Telling
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.session import Session, UnknownEntry
+from orch_worker.session.session import SessionState, UnknownEntry
 from orch_worker.session.transcript import read_session
 from recordings import chat, pi
 
@@ -168,7 +168,7 @@ def check(found: list[ImportedSession], folder: Path, *, planted: bool) -> None:
     """Assert that each conversation is one that an API takes, and a session of ours if it is made one."""
     for number, each in enumerate(found):
         entries = [UnknownEntry(one.id, one.parent_id) if isinstance(one, Kept) else one for one in each.entries]
-        messages = Session.fold(entries).messages
+        messages = SessionState.fold(entries).messages
         assert_valid(messages)
         if planted and has_messages(each):
             plant(folder.with_suffix(f".{number}"), "a", "/", each, folder)

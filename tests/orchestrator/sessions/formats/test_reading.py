@@ -37,7 +37,7 @@ from orch_protocol.session.entries import (
     SessionInfo,
     ThinkingLevelChange,
 )
-from orch_worker.session.session import Session, UnknownEntry
+from orch_worker.session.session import SessionState, UnknownEntry
 from orch_worker.session.transcript import Transcript
 from recordings import chat, dump_lines, pi
 
@@ -54,12 +54,12 @@ def messages(found: ImportedSession) -> list[MessageEntry]:
     return [entry for entry in found.entries if isinstance(entry, MessageEntry)]
 
 
-def session(found: ImportedSession) -> Session:
+def session(found: ImportedSession) -> SessionState:
     """Return the session that the entries are."""
     kinds = (
         UnknownEntry(each.id, each.parent_id, each.type) if isinstance(each, Kept) else each for each in found.entries
     )
-    return Session.fold(list(kinds))
+    return SessionState.fold(list(kinds))
 
 
 class TestPi:

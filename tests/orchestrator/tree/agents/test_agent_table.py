@@ -10,7 +10,7 @@ import pytest
 from orch.tree.agents import agent_table
 from orch.tree.agents.agent_refs import resolve
 from orch.tree.journal.entries import AgentSpawned, TitleChanged
-from orch.tree.journal.events import ChangeTitle, CollectReply, Kill, Resume
+from orch.tree.journal.events import ChangeTitle, CollectReply, KillRequested, ResumeRequested
 from orchestrator.tree_double import Forest
 
 
@@ -27,7 +27,7 @@ def ended(forest: Forest, name: str = "") -> str:
     id = forest.spawn(name=name)
     forest.ask(id, f"q-{id}")
     forest.finish(id, f"q-{id}")
-    forest.handle(Kill((id,), "the user", {}))
+    forest.handle(KillRequested((id,), "the user", {}))
     forest.gone(id)
     return id
 
@@ -68,7 +68,7 @@ def test_whoever_has_one_sees_what_happens_to_it(forest: Forest) -> None:
     for _ in range(5):
         ended(forest)
     assert ids[0] not in awake(forest)
-    forest.handle(Resume(ids[0]))
+    forest.handle(ResumeRequested(ids[0]))
     assert held.status == "cold"
     assert ids[0] in awake(forest)
 
@@ -81,7 +81,7 @@ def test_agent_held_while_it_is_packed_stays_the_same_object(forest: Forest) -> 
         ended(forest)
     assert held.spec.id not in awake(forest)
     assert forest.tree.agents[held.spec.id] is held
-    forest.handle(Resume(held.spec.id))
+    forest.handle(ResumeRequested(held.spec.id))
     assert held.status == "cold"
 
 
@@ -126,7 +126,7 @@ def test_a_name_is_its_youngest_agents(forest: Forest) -> None:
     first, second = ended(forest, "x"), ended(forest, "x")
     ended(forest, "y")
     assert resolve(forest.tree.agents, "x").spec.id == second
-    forest.handle(Resume(first))
+    forest.handle(ResumeRequested(first))
     assert resolve(forest.tree.agents, "x").spec.id == first
 
 

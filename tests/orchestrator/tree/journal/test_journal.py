@@ -13,7 +13,7 @@ from orch.supervisor.run_events import read_events
 from orch.tree.agents.state import TreeState
 from orch.tree.journal import journal
 from orch.tree.journal.entries import AgentSpawned, RunSnapshot, Snapshot, SteeringQueued
-from orch.tree.journal.events import CollectReply, Kill, Resume
+from orch.tree.journal.events import CollectReply, KillRequested, ResumeRequested
 from orch.tree.journal.journal import Journal
 from orch.tree.rules.deletions import redacted
 from orch_protocol.core.errors import AgentGoneError
@@ -41,11 +41,11 @@ def lived() -> Forest:
             forest.ask(id, f"q{turn}-{id}")
             forest.finish(id, f"q{turn}-{id}")
         child = forest.spawn(id)
-        forest.handle(Kill((child if number % 2 else id,), "the user", {}))
+        forest.handle(KillRequested((child if number % 2 else id,), "the user", {}))
     for node in list(forest.tree.agents):
         if node.running:
             forest.gone(node.spec.id)
-    forest.handle(Resume(next(node.spec.id for node in forest.tree.agents if node.status == "killed")))
+    forest.handle(ResumeRequested(next(node.spec.id for node in forest.tree.agents if node.status == "killed")))
     return forest
 
 

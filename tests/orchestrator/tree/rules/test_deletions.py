@@ -19,7 +19,7 @@ from orch.tree.journal.events import (
     QueueSteering,
     RecordArchives,
     RecordDeletion,
-    Resume,
+    ResumeRequested,
     StartQuery,
     StopIfIdle,
 )
@@ -137,7 +137,7 @@ def test_a_deleted_holder_answers_nobody() -> None:
     past = Past()
     past.delete("h1")
     assert (past.status("h1"), past.status("h2")) == ("killed", "cold")
-    for asked in (StartQuery("h1", "q9", "hi"), QueueSteering("h1", "s9", "hi"), Resume("h1")):
+    for asked in (StartQuery("h1", "q9", "hi"), QueueSteering("h1", "s9", "hi"), ResumeRequested("h1")):
         with pytest.raises(ArchiveDeletedError, match="h1 held was deleted on 2026-11-21"):
             past.handle(asked)
     assert past.refold().agents.by_id == past.tree.agents.by_id

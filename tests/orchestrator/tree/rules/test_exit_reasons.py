@@ -12,9 +12,9 @@ from orch.processes.oom_detector import OomDetector
 from orch.tree.agents.state import AgentRecord
 from orch.tree.journal.entries import QueryFinished
 from orch.tree.journal.events import (
-    CancelTurn,
+    CancelRequested,
     FinishQuery,
-    Kill,
+    KillRequested,
     LaunchFailed,
     Notify,
     ProcessExited,
@@ -109,8 +109,8 @@ class Ending:
         ([ProcessExited("a001", 1, 1, detail="the end of its log:\nTraceback\nMemoryError: no")], "oom"),
         ([ProcessExited("a001", 1, 0, detail="it spoke of a\nMemoryError")], "lost"),
         ([TurnTimeout("a001", 1, "q"), ProcessExited("a001", 1, -9, late=True)], "timeout"),
-        ([Kill(("a001",), "the user"), ProcessExited("a001", 1, -9)], "killed"),
-        ([CancelTurn("a001", hard=True), ProcessExited("a001", 1, -9)], "killed"),
+        ([KillRequested(("a001",), "the user"), ProcessExited("a001", 1, -9)], "killed"),
+        ([CancelRequested("a001", hard=True), ProcessExited("a001", 1, -9)], "killed"),
         ([Recover(1)], "lost"),
         ([FinishQuery("a001", "q", error=ErrorInfo("BackendError", "no"))], "failed"),
         ([FinishQuery("a001", "q", error=ErrorInfo("BudgetExceededError", "no"))], "budget"),
@@ -127,9 +127,9 @@ def test_the_first_end_is_the_one(first: int) -> None:
     """Whatever else is heard of the query later changes nothing, in any order."""
     ends: list[Any] = [
         FinishQuery("a001", "q", Reply("a001", "q", "yes")),
-        Kill(("a001",), "the user"),
+        KillRequested(("a001",), "the user"),
         ProcessExited("a001", 1, -9),
-        CancelTurn("a001", hard=True),
+        CancelRequested("a001", hard=True),
     ]
     outcomes = ["done", "killed", "lost", "killed"]
     assert Ending().end(*ends[first:], *ends[:first])[0] == outcomes[first]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from orch import AsyncSubagent, Question
 from orch.policy.caller import USER, AgentCaller
 from orch.services import call
-from orch.tree.journal.events import Kill, Resume, RevokeTools, Send
+from orch.tree.journal.events import KillRequested, ResumeRequested, RevokeTools, Send
 from orch.tree.rules.inherited_rights import own_rights
 from orch_protocol.core.errors import AgentError, ConfigError, SpawnError, ToolNotGrantedError
 from orch_protocol.services.requests import REVOKE_TOOLS, SPAWN, RevokeAgentTools, Spawn
@@ -134,11 +134,11 @@ def test_whatever_happens_nobody_has_more_than_its_parent_or_than_before(
             forest.handle(RevokeTools(id, tuple(names)))
             assert set(nodes[id].spec.active) == before[id] & names
         elif act == "kill":
-            forest.handle(Kill((id,), "the user"))
+            forest.handle(KillRequested((id,), "the user"))
             for each in nodes.subtree(id):
                 forest.gone(each.spec.id)
         elif act == "resume":
-            forest.handle(Resume(id))
+            forest.handle(ResumeRequested(id))
         for each in ids:
             spec = nodes[each].spec
             assert set(spec.active) <= before.get(each, set(spec.active))

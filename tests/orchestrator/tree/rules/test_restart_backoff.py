@@ -10,14 +10,14 @@ import pytest
 
 from orch.testing import FakeLauncher
 from orch.tree.journal.events import (
-    Kill,
+    KillRequested,
     Launch,
     LaunchFailed,
     Notify,
     ProcessExited,
     Recover,
     RestartWorker,
-    Resume,
+    ResumeRequested,
     Send,
     Timer,
 )
@@ -87,7 +87,7 @@ class TestAgent:
         assert "the end of its process number 3 within 60 s" in error
         with pytest.raises(AgentGoneError, match="number 3 within 60 s; `orch resume 1`"):
             forest.ask(id, "more")
-        forest.handle(Resume(id))
+        forest.handle(ResumeRequested(id))
         forest.ask(id, "more")
         forest.up(id)
         forest.gone(id)
@@ -116,7 +116,7 @@ class TestAgent:
         forest = Forest()
         id = forest.spawn(up=False)
         forest.handle(ProcessExited(id, 1, -9))
-        forest.handle(Kill((id,), "the user"))
+        forest.handle(KillRequested((id,), "the user"))
         assert [notify.topic for notify in forest.told(Notify)] == [f"up:{id}"]
         forest.back(id)
         assert forest.told(Launch) == []

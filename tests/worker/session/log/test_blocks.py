@@ -17,7 +17,7 @@ from orch_worker.session.log import blocks
 from orch_worker.session.log.append_log import LogContents, load, objects
 from orch_worker.session.log.record_format import seal, unseal
 from orch_worker.session.log.verified_prefix import LineSpan
-from orch_worker.session.session import LeftEntry, Session, UnknownEntry
+from orch_worker.session.session import LeftEntry, SessionState, UnknownEntry
 from orch_worker.session.transcript import _HEADER, Transcript, _decode, read_session
 
 FILES = 360
@@ -130,7 +130,7 @@ def test_entries_taken_in_at_once_make_the_session_that_they_make_one_by_one(dat
     for number in range(40):
         lines = [sealed.object for line in spoilt(data, number * 2 + 1).split(b"\n") if (sealed := unseal(line))]
         entries = [entry for line in lines if (entry := _decode(line)) is not None]
-        one, other = Session(), Session()
+        one, other = SessionState(), SessionState()
         for entry in entries:
             one.apply(entry)
         other.extend(entries)

@@ -20,7 +20,7 @@ from orch_protocol.session.entries import Custom
 from orch_worker.session.log import append_log, blocks, verified_prefix
 from orch_worker.session.log.record_format import seal, unseal
 from orch_worker.session.log.verified_prefix import VerifiedPrefix, read_verified_prefix
-from orch_worker.session.session import Session
+from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import NAME, Transcript, read_session
 
 FILES = 48
@@ -53,7 +53,7 @@ def talk(folder: Path, turns: int = 12) -> Path:
     return folder / NAME
 
 
-def facts(session: Session) -> dict[str, Any]:
+def facts(session: SessionState) -> dict[str, Any]:
     """Return all that a session says."""
     names = [name for name in vars(session) if not name.startswith("_") and name != "lineage"]
     names += ["entries", "messages", "responses", "leaf", "places", "unanswered", "fresh"]
