@@ -27,7 +27,7 @@ from orch_protocol.core.errors import (
 )
 from orch_protocol.core.messages import Usage, user
 from orch_protocol.wire import worker_messages
-from orchestrator.tree_double import Forest, Launch, Notify, Send, Signal, Spawn, Timer, WorkerBooted
+from orchestrator.tree_double import Forest, Launch, Notify, Send, Signal, SpawnRequested, Timer, WorkerBooted
 
 # Spawning.
 
@@ -161,8 +161,8 @@ def test_what_a_killed_agent_still_asks_for_comes_too_late() -> None:
 def test_a_repeated_spawn_is_the_same_agent() -> None:
     """A request id makes a retry harmless."""
     forest = Forest()
-    first = forest.handle(Spawn(forest.spec(), request_id="r"))
-    assert forest.handle(Spawn(forest.spec(), request_id="r")) == first
+    first = forest.handle(SpawnRequested(forest.spec(), request_id="r"))
+    assert forest.handle(SpawnRequested(forest.spec(), request_id="r")) == first
     assert len(forest.tree.agents) == 1
 
 
