@@ -15,7 +15,8 @@ from orch_protocol.resources.slash_commands import Argument, CommandCatalog, Com
 from orch_protocol.services.service import AnyService
 from orch_protocol.wire.frames import DECODE_ERRORS
 
-from ..services import USER, Caller, call
+from ..policy.caller import USER, Caller
+from ..services.dispatch.call import call
 
 if TYPE_CHECKING:
     from ..supervisor.supervisor import Supervisor
