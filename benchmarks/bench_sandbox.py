@@ -12,8 +12,8 @@ from time import perf_counter, process_time_ns
 import harness
 from harness import Args, Row
 
-from orch_protocol.core.policy import PolicyConfig
-from orch_protocol.core.sandbox import LEVELS, Level, SandboxSpec
+from orch_protocol.policy.policy import PolicyConfig
+from orch_protocol.policy.sandbox import LEVELS, Level, SandboxSpec
 from orch_worker.sandbox import launcher_client, probe
 from orch_worker.tools.api.base import ToolContext
 from orch_worker.tools.shell.sandboxed_exec import CommandSandbox

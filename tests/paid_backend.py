@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.messages import Usage, text_of
+from orch_protocol.policy.budget import BudgetAmounts
 from orch_worker.backends.base import AssistantTurn, CostEstimate, OnText
 from orch_worker.backends.offline.scripted import ScriptedBackend
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     )
     from orch_protocol.agent.project import ContextConfig
     from orch_protocol.agent.spec import Limits
-    from orch_protocol.core.approval import Consent, Question
-    from orch_protocol.core.budget import Budget
     from orch_protocol.core.errors import (
         AgentBusyError,
         AgentDiedError,
@@ -75,9 +73,7 @@ if TYPE_CHECKING:
     )
     from orch_protocol.core.messages import Message, Reply, Usage
     from orch_protocol.core.phases import Assess, AssessRule, Reflect, ReflectRule
-    from orch_protocol.core.policy import PolicyCall, PolicyConfig, Verdict
     from orch_protocol.core.prompts import PromptConfig, PromptPart
-    from orch_protocol.core.sandbox import SandboxConfig, ToolLimits
     from orch_protocol.core.taint import TaintConfig
     from orch_protocol.core.workspace import WorkspaceConfig
     from orch_protocol.hooks.options import (
@@ -93,6 +89,10 @@ if TYPE_CHECKING:
         ToolRouter,
     )
     from orch_protocol.hooks.patches import Abort, Approve, Block
+    from orch_protocol.policy.approval import Consent, Question
+    from orch_protocol.policy.budget import Budget
+    from orch_protocol.policy.policy import PolicyCall, PolicyConfig, Verdict
+    from orch_protocol.policy.sandbox import SandboxConfig, ToolLimits
     from orch_protocol.resources.memory import MemoryConfig
     from orch_protocol.resources.skills import SkillsConfig
     from orch_protocol.resources.slash_commands import Effect, Executed
@@ -225,14 +225,14 @@ _HOMES = {
     "AsyncOrchestrator": "orch.api.orchestrator",
     "AsyncSession": "orch.api.orchestrator",
     "AsyncSubagent": "orch.api.agent",
-    "Budget": "orch_protocol.core.budget",
+    "Budget": "orch_protocol.policy.budget",
     "BudgetConfig": "orch_protocol.agent.config",
     "CallEvent": "orch_protocol.wire.tool_events",
     "CompactionConfig": "orch_protocol.agent.config",
     "Config": "orch_protocol.agent.config",
     "Assess": "orch_protocol.core.phases",
     "AssessRule": "orch_protocol.core.phases",
-    "Consent": "orch_protocol.core.approval",
+    "Consent": "orch_protocol.policy.approval",
     "ContextConfig": "orch_protocol.agent.project",
     "Effect": "orch_protocol.resources.slash_commands",
     "Executed": "orch_protocol.resources.slash_commands",
@@ -243,15 +243,15 @@ _HOMES = {
     "Orchestrator": "orch.api.sync",
     "Reflect": "orch_protocol.core.phases",
     "ReflectRule": "orch_protocol.core.phases",
-    "PolicyCall": "orch_protocol.core.policy",
-    "PolicyConfig": "orch_protocol.core.policy",
+    "PolicyCall": "orch_protocol.policy.policy",
+    "PolicyConfig": "orch_protocol.policy.policy",
     "PromptConfig": "orch_protocol.core.prompts",
     "PromptPart": "orch_protocol.core.prompts",
     "PromptTemplate": "orch.resources.prompt_templates",
-    "Question": "orch_protocol.core.approval",
+    "Question": "orch_protocol.policy.approval",
     "Reply": "orch_protocol.core.messages",
     "Returned": "orch.api.structured_output",
-    "SandboxConfig": "orch_protocol.core.sandbox",
+    "SandboxConfig": "orch_protocol.policy.sandbox",
     "ScriptedBackend": "orch_worker.backends.offline.scripted",
     "Session": "orch.api.sync",
     "Skill": "orch.resources.skills",
@@ -261,11 +261,11 @@ _HOMES = {
     "SummaryConfig": "orch_protocol.agent.config",
     "TaintConfig": "orch_protocol.core.taint",
     "ToolContext": "orch_worker.tools.api.base",
-    "ToolLimits": "orch_protocol.core.sandbox",
+    "ToolLimits": "orch_protocol.policy.sandbox",
     "ToolOutput": "orch_worker.tools.api.base",
     "TriggerConfig": "orch_protocol.agent.config",
     "Usage": "orch_protocol.core.messages",
-    "Verdict": "orch_protocol.core.policy",
+    "Verdict": "orch_protocol.policy.policy",
     "WorkspaceConfig": "orch_protocol.core.workspace",
     "hook": "orch_worker.hooks.hook",
     "tool": "orch_worker.tools.api.base",

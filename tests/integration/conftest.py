@@ -48,12 +48,12 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A root that gives a silent process half a second beyond the time of a tool."""
     for name in (
-        "orch.supervisor.query_deadlines.CHECK_SECONDS",
-        "orch.supervisor.heartbeat.CHECK_SECONDS",
+        "orch.supervisor.timing.query_deadlines.CHECK_SECONDS",
+        "orch.supervisor.timing.heartbeat.CHECK_SECONDS",
         "orch.supervisor.supervisor.CHECK_SECONDS",
     ):
         monkeypatch.setattr(name, 0.2)
-    monkeypatch.setattr("orch.supervisor.heartbeat.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("orch.supervisor.timing.heartbeat.GRACE_SECONDS", 0.5)
 
 
 @pytest.fixture(params=["fake", "in_process", "zygote"])

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orch_protocol.core.policy import PolicyConfig
-from orch_protocol.core.sandbox import Level, SandboxSpec, ToolLimits
+from orch_protocol.policy.policy import PolicyConfig
+from orch_protocol.policy.sandbox import Level, SandboxSpec, ToolLimits
 from orch_worker.sandbox import launcher_client, probe
 from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
 from orch_worker.tools.python.python import run_python_script

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from integration.command_shell import Shell
-from orch_protocol.core.sandbox import LEVELS, Level, SandboxSpec, ToolLimits
+from orch_protocol.policy.sandbox import LEVELS, Level, SandboxSpec, ToolLimits
 from orch_worker.sandbox import probe
 from orch_worker.tools.api.base import ToolContext, ToolError, ToolOutput
 from orch_worker.tools.python.python import py_help, run_python, run_python_script

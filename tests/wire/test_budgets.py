@@ -12,9 +12,9 @@ import pytest
 from orch import AsyncOrchestrator, Config, SubagentsConfig
 from orch.testing import fake_world
 from orch_protocol.agent.config import BudgetConfig
-from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import BudgetExceededError, ConfigError
 from orch_protocol.core.messages import Text, Usage
+from orch_protocol.policy.budget import BudgetAmounts
 from orch_worker.backends.base import LEAST_ANSWER, CostEstimate
 from orch_worker.backends.http.remote import RemoteBackend
 from wire.api_backends import CHAT, MESSAGES, Peer, Talk

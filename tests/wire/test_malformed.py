@@ -12,9 +12,9 @@ import pytest
 
 from orch import AsyncOrchestrator
 from orch.testing import fake_world
-from orch_protocol.core.budget import BudgetAmounts, amounts_of
 from orch_protocol.core.errors import BackendError, BackendTimeoutError
 from orch_protocol.core.messages import Message, Text, text_of
+from orch_protocol.policy.budget import BudgetAmounts, amounts_of
 from orch_worker.backends import models
 from orch_worker.backends.http.transport import Deadlines, ResponseLimits
 from wire.api_backends import CHAT, KIMI, MESSAGES, PEERS, RESPONSES, Peer, Talk

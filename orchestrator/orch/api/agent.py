@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
-from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import BadReplyError, ConfigError, OrchError, QueryTimeoutError
 from orch_protocol.core.messages import Reply
 from orch_protocol.core.prompts import PromptShown, ShowPrompt
 from orch_protocol.core.values import TakeValue
+from orch_protocol.policy.budget import Budget
 from orch_protocol.resources.slash_commands import CommandCatalog, Execute, Executed, ShowCommands
 from orch_protocol.services.requests import (
     CANCEL_TURN,

@@ -11,9 +11,9 @@ import msgspec
 
 from orch_protocol.agent.config import Config
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import scrub
+from orch_protocol.policy.budget import Budget
 from orch_protocol.services.import_export import ImportSession
 from orch_protocol.services.requests import Spawn
 from orch_protocol.wire.frames import DECODE_ERRORS

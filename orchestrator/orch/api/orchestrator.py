@@ -17,10 +17,10 @@ import msgspec
 from orch_protocol.agent.config import Config, parse_model
 from orch_protocol.agent.project import ProjectContext
 from orch_protocol.agent.spec import Limits, QueueMode, Template
-from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import ConfigError, StoreError, UnsupportedPlatformError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, Reply
+from orch_protocol.policy.budget import Budget
 from orch_protocol.services.requests import (
     ASK_ALL,
     KILL,

@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import AgentNotFoundError
 from orch_protocol.core.messages import Message
+from orch_protocol.policy.budget import Budget
 from orch_protocol.services.import_export import IMPORT_SESSION, ImportSession
 from orch_protocol.services.requests import SHOW_STATE, AgentRef, AgentRow
 from orch_protocol.services.sessions import CHANGE_SESSION, FORK_SESSION, PRUNE_SESSIONS, SHOW_SESSION

@@ -8,7 +8,7 @@ import sys
 from ..client.connection import replace_invalid_utf8
 from ..client.failure import CommandError
 from ..render import terminal
-from ..render.prompts import template_data, template_row, template_table
+from ..render.resources.prompts import template_data, template_row, template_table
 from . import command
 from .command import CliCommand
 

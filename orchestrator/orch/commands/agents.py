@@ -30,10 +30,10 @@ from orch_protocol.services.steering_queue import SHOW_QUEUE, STEER
 from orch_worker.agent.model_selection import model_of
 
 from ..policy.caller import USER, AgentCaller
-from ..render import models as model_rows
-from ..render import prompts as prompt_rows
 from ..render import terminal
 from ..render.approvals import permission_lines
+from ..render.resources import models as model_rows
+from ..render.resources import prompts as prompt_rows
 from ..render.workspace import table
 from ..services.models.model_selection import announced_model
 from .registry import CommandResult, SessionContext, command, flag, option, positional, remainder

@@ -19,11 +19,11 @@ from ..diagnostics import checks
 from ..policy import hook_records
 from ..render import config as config_render
 from ..render import doctor as doctor_rows
-from ..render import extensions as extension_rows
-from ..render import hooks as hook_rows
-from ..render import memory as memory_rows
-from ..render import prompts as prompt_rows
 from ..render import terminal
+from ..render.resources import extensions as extension_rows
+from ..render.resources import hooks as hook_rows
+from ..render.resources import memory as memory_rows
+from ..render.resources import prompts as prompt_rows
 from ..resources.extensions import find, templates_for
 from ..resources.memory import add_note, open_memory, select_notes
 from ..resources.prompt_templates import PromptTemplate, usable

@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.agent.config import Config, parse_model
-from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import ConfigError, OrchError
+from orch_protocol.policy.budget import Budget
 from orch_worker.system.files import bytes_of
 
 from . import paths

@@ -11,10 +11,10 @@ from msgspec import Struct
 
 from orch_protocol.agent.config import Config, HooksConfig
 from orch_protocol.agent.project import RANK as TELLS
-from orch_protocol.core.budget import Budget
-from orch_protocol.core.policy import RANK
 from orch_protocol.core.prompts import TIERS
-from orch_protocol.core.sandbox import LEVELS, ToolLimits
+from orch_protocol.policy.budget import Budget
+from orch_protocol.policy.policy import RANK
+from orch_protocol.policy.sandbox import LEVELS, ToolLimits
 
 __all__ = ["ITS_USERS", "NARROWS", "fields_of", "is_restriction"]
 

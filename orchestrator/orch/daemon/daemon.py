@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import AgentBusyError, LockedError, OrchError, ProtocolError, error_info
-from orch_protocol.core.sandbox import Level
+from orch_protocol.policy.sandbox import Level
 from orch_protocol.services.registry import SERVICES
 from orch_protocol.services.requests import LIST_AGENTS, AgentRow, ListAgents, QueryAgent
 from orch_protocol.services.service import Empty

@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 from orch_protocol.core.errors import LockedError, OrchError, SandboxError
 from orch_protocol.core.ids import new_id
-from orch_protocol.core.sandbox import BY_NAME_ONLY, WORDS
+from orch_protocol.policy.sandbox import BY_NAME_ONLY, WORDS
 from orch_worker.backends import models
 from orch_worker.sandbox.launcher_client import missing
 from orch_worker.sandbox.probe import describe, machine

@@ -16,8 +16,8 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.display import display
 from msgspec import Struct
 
-from orch_protocol.core.approval import Consent, Question
 from orch_protocol.core.errors import ConfigError, OrchError
+from orch_protocol.policy.approval import Consent, Question
 from orch_worker.backends.offline.scripted import ScriptedBackend
 
 from ..commands.parse import read

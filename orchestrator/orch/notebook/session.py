@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.core.approval import Consent, Question
 from orch_protocol.core.errors import LockedError, OrchError
 from orch_protocol.core.messages import Reply
+from orch_protocol.policy.approval import Consent, Question
 from orch_protocol.services.requests import AgentRow
 from orch_protocol.wire.worker_messages import TurnEvent
 

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.core.approval import AnswerQuestion, AnswerResult, Consent, Permission, Question
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.policy import EXIT_PLAN
 from orch_protocol.core.text import scrub
+from orch_protocol.policy.approval import AnswerQuestion, AnswerResult, Consent, Permission, Question
+from orch_protocol.policy.policy import EXIT_PLAN
 from orch_worker.policy.policy_callback import PolicyCallback
 from orch_worker.system.threads import awaited, in_thread
 

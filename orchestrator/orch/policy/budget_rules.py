@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct
 
-from orch_protocol.core.budget import KINDS, Budget, BudgetChange, limit_of
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.policy.budget import KINDS, Budget, BudgetChange, limit_of
 
 from ..tree.agents.state import AgentRecord
 

@@ -17,7 +17,10 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.budget import (
+from orch_protocol.core.errors import BudgetExceededError, ProtocolError
+from orch_protocol.core.ids import new_id
+from orch_protocol.core.messages import Usage
+from orch_protocol.policy.budget import (
     KINDS,
     Budget,
     BudgetAmounts,
@@ -28,9 +31,6 @@ from orch_protocol.core.budget import (
     budget_in,
     limit_of,
 )
-from orch_protocol.core.errors import BudgetExceededError, ProtocolError
-from orch_protocol.core.ids import new_id
-from orch_protocol.core.messages import Usage
 
 from ..tree.agents.state import AgentRecord, TreeState
 from ..tree.journal.entries import (

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from orch_protocol.core.approval import Consent, Question
 from orch_protocol.core.errors import ConfigError, StoreError
+from orch_protocol.policy.approval import Consent, Question
 
 from ..config import paths
 

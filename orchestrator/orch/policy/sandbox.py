@@ -9,8 +9,16 @@ import msgspec
 from msgspec.structs import replace
 
 from orch_protocol.core.errors import SandboxError
-from orch_protocol.core.policy import PolicyConfig
-from orch_protocol.core.sandbox import BY_NAME_ONLY, COMMANDS, IN_WORKER, Level, SandboxConfig, SandboxSpec, ToolLimits
+from orch_protocol.policy.policy import PolicyConfig
+from orch_protocol.policy.sandbox import (
+    BY_NAME_ONLY,
+    COMMANDS,
+    IN_WORKER,
+    Level,
+    SandboxConfig,
+    SandboxSpec,
+    ToolLimits,
+)
 
 if TYPE_CHECKING:
     from orch_worker.sandbox.probe import AvailableLevels

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from orch_protocol.agent.config import Config
 from orch_protocol.agent.spec import AgentSpec
-from orch_protocol.core.approval import Question
 from orch_protocol.core.archives import Collapse, RecordUpgrade
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.ids import new_id
 from orch_protocol.core.messages import Message, ToolUse
+from orch_protocol.policy.approval import Question
 from orch_protocol.resources.memory import MemorySpec, Note
 from orch_protocol.session.entries import MessageEntry
 from orch_worker.agent.runtime import Runtime

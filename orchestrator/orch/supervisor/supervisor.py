@@ -77,15 +77,15 @@ from ..tree.rules.exit_reasons import describe_crash
 from ..tree.tree import Tree
 from .disk_io import DiskWriter
 from .ephemeral_sessions import EphemeralSessions
-from .heartbeat import Heartbeats
-from .ping import Pings
 from .project_facts import ProjectFacts
-from .query_deadlines import CHECK_SECONDS, QueryDeadlines
 from .recovery.crash_recovery import RecoveredQuery, recover_query, recovery
 from .run_events import RunEvents
 from .session_sources import SessionSources
-from .time_budget import TimeBudgets
-from .timers import Timers
+from .timing.heartbeat import Heartbeats
+from .timing.ping import Pings
+from .timing.query_deadlines import CHECK_SECONDS, QueryDeadlines
+from .timing.time_budget import TimeBudgets
+from .timing.timers import Timers
 from .waiters import SETTLED, Waiters
 from .watchers import Watcher, Watchers
 from .worker_requests import WorkerRequests

@@ -6,13 +6,13 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from ..core.budget import Budget
 from ..core.errors import ConfigError
-from ..core.policy import PolicyConfig
 from ..core.prompts import PromptConfig
-from ..core.sandbox import SandboxConfig
 from ..core.workspace import WorkspaceConfig
 from ..hooks.options import HookOptions
+from ..policy.budget import Budget
+from ..policy.policy import PolicyConfig
+from ..policy.sandbox import SandboxConfig
 from ..resources.memory import MemoryConfig
 from ..resources.skills import SkillsConfig
 from .models import Thinking

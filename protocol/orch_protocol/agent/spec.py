@@ -7,14 +7,14 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct, field
 
 from ..core.archives import ArchiveSource
-from ..core.budget import Budget
 from ..core.messages import Message
-from ..core.policy import PolicySpec
 from ..core.prompts import PromptSpec
-from ..core.sandbox import SandboxSpec
 from ..core.taint import Bit, TaintLabel
 from ..core.workspace import WorkspaceSpec
 from ..hooks.stages import HooksSpec
+from ..policy.budget import Budget
+from ..policy.policy import PolicySpec
+from ..policy.sandbox import SandboxSpec
 from ..resources.extensions import ExtensionSpec
 from ..resources.memory import MemorySpec
 from ..resources.skills import SkillsSpec

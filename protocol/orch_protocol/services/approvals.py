@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..core.approval import (
+from ..policy.approval import (
     AnswerQuestion,
     AnswerResult,
     ApprovalDecision,
@@ -13,7 +13,7 @@ from ..core.approval import (
     Permission,
     Revoke,
 )
-from ..core.policy import PolicyCall, Verdict
+from ..policy.policy import PolicyCall, Verdict
 from .service import EVERY_AGENT, USERS_ONLY, Service
 
 __all__ = ["ANSWER_APPROVAL", "EVALUATE_POLICY", "LIST_PERMISSIONS", "REQUEST_APPROVAL", "REVOKE_PERMISSIONS"]

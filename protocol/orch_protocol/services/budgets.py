@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..core.budget import (
+from ..policy.budget import (
     BudgetReservationResult,
     BudgetSettled,
     BudgetShown,
@@ -13,7 +13,7 @@ from ..core.budget import (
     SettleBudget,
     SideSpending,
 )
-from ..core.rate_limits import AdmitRequest, ModelRefused, RequestAdmitted, RequestEnded
+from ..policy.rate_limits import AdmitRequest, ModelRefused, RequestAdmitted, RequestEnded
 from .service import ARCHIVING_AGENTS, EVERY_AGENT, USERS_ONLY, Empty, Service
 
 __all__ = [

@@ -14,18 +14,14 @@ from ..agent.models import Thinking
 from ..agent.plan import Task
 from ..agent.project import ContextConfig, ProjectContext
 from ..agent.spec import AgentSpec, Limits, QueueMode, Template, ToolSpec
-from ..core.budget import (
-    Budget,
-    BudgetAmounts,
-    BudgetChange,
-)
 from ..core.errors import Outcome
 from ..core.messages import Message, Reply, Usage
-from ..core.policy import PolicySpec
 from ..core.prompts import PromptSpec
-from ..core.sandbox import Level, SandboxConfig
 from ..core.taint import TaintLabel
 from ..hooks.stages import HooksSpec
+from ..policy.budget import Budget, BudgetAmounts, BudgetChange
+from ..policy.policy import PolicySpec
+from ..policy.sandbox import Level, SandboxConfig
 from ..resources.skills import SkillsConfig, SkillSpec
 from .recall import ArchiveRow
 from .service import ARCHIVING_AGENTS, ROOT_TOOL_AGENTS, USERS_ONLY, Empty, Service, StreamingService, agents_with

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from ..core.policy import Approval
+from ..policy.policy import Approval
 
 __all__ = ["CallEvent", "CallOutcome", "CallReport"]
 

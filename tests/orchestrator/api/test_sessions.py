@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orch import AsyncSession, ScriptedBackend
-from orch_protocol.core.approval import Question
 from orch_protocol.core.errors import AgentNotFoundError, ConfigError
 from orch_protocol.core.messages import assistant, text_of, user
+from orch_protocol.policy.approval import Question
 from orchestrator.root_double import opened
 
 

@@ -11,8 +11,8 @@ from orch.chat.app import Chat
 from orch.chat.daemon_connection import DaemonConnection, OnEvent
 from orch.chat.text.live_text import LiveText
 from orch.client.failure import CommandError
-from orch_protocol.core.approval import Question
 from orch_protocol.core.messages import Message
+from orch_protocol.policy.approval import Question
 from orch_protocol.services.registry import SERVICES
 from orch_protocol.wire.watch_events import RecentMessages, TurnEnded, TurnStarted, WatchAgent
 from orchestrator.daemon_double import REPLY, ROW

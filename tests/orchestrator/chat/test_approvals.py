@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orch_protocol.core.approval import AnswerQuestion
+from orch_protocol.policy.approval import AnswerQuestion
 from orch_protocol.wire.watch_events import QuestionClosed
 from orchestrator.chat.chat_double import Talk, event, question
 from orchestrator.daemon_double import REPLY

@@ -15,7 +15,7 @@ from orch.policy.caller import USER
 from orch.services import call, check_grant
 from orch_protocol.core.errors import AgentDiedError, AgentError, ConfigError, OrchError, ToolNotGrantedError
 from orch_protocol.core.messages import text_of
-from orch_protocol.core.policy import PolicySpec
+from orch_protocol.policy.policy import PolicySpec
 from orch_protocol.resources.slash_commands import BUILT_IN, Effect, Execute
 from orch_protocol.services.requests import SPAWN, Spawn
 from orch_protocol.services.resources import EXECUTE_COMMAND, LIST_COMMANDS

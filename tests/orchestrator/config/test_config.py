@@ -16,8 +16,8 @@ from orch.config.untrusted_config import NARROWS, RENAMED
 from orch.processes.environment import RUN_VARIABLE
 from orch_protocol.agent.config import Config, HooksConfig
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.sandbox import SandboxConfig
 from orch_protocol.hooks.options import LoopDetection
+from orch_protocol.policy.sandbox import SandboxConfig
 from orch_worker.tools.shell.process_group import MARK
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from orch.notebook import session as sessions
 from orch.notebook.session import NotebookSession
-from orch_protocol.core.approval import Consent, Question
 from orch_protocol.core.errors import AgentGoneError
 from orch_protocol.core.messages import Reply, Usage
+from orch_protocol.policy.approval import Consent, Question
 from orch_protocol.resources.slash_commands import Executed
 from orch_protocol.wire.worker_messages import TurnEvent
 from orchestrator.chat.test_app import question

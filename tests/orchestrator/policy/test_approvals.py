@@ -17,9 +17,9 @@ from orch.policy.approvals import NOBODY_TO_ASK, ApprovalBroker
 from orch.policy.caller import USER, AgentCaller
 from orch.policy.grants import GrantStore, covers, grant_of
 from orch.services import call
-from orch_protocol.core.approval import AnswerQuestion, AnswerResult
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.text import plain_line
+from orch_protocol.policy.approval import AnswerQuestion, AnswerResult
 from orch_protocol.services.approvals import ANSWER_APPROVAL
 from orch_protocol.services.requests import QUERY, SPAWN, QueryAgent, Spawn
 from orchestrator.root_double import NEST, opened

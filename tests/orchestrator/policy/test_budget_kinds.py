@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from orch.policy.budget_rules import LOW_SHARE, budget_change, format_amount
 from orch.policy.budgets import BudgetLedger
-from orch.supervisor.time_budget import TimeBudgets
+from orch.supervisor.timing.time_budget import TimeBudgets
 from orch.tree.agents.agent_record import BusyTime
 from orch.tree.journal.entries import RunStarted
 from orch.tree.journal.events import FinishQuery, ProcessExited, Recover, ResumeRequested
 from orch_protocol.agent.spec import Limits
-from orch_protocol.core.budget import KINDS, Budget, BudgetAmounts, BudgetChange, ReserveBudget, amounts_of, limit_of
 from orch_protocol.core.errors import BudgetExceededError, ConfigError
 from orch_protocol.core.messages import Reply, Usage
+from orch_protocol.policy.budget import KINDS, Budget, BudgetAmounts, BudgetChange, ReserveBudget, amounts_of, limit_of
 from orchestrator.tree_double import Forest
 
 RESERVED = ("usd", "tokens", "tool_seconds", "model_calls", "tool_calls")

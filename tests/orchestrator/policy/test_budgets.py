@@ -13,9 +13,9 @@ from orch.policy.budget_rules import budget_of, format_usd, reservation
 from orch.policy.budgets import BudgetLedger
 from orch.tree.journal.events import FinishQuery, KillRequested, RecordUsage, ResumeRequested
 from orch_protocol.agent.spec import Limits
-from orch_protocol.core.budget import Budget, BudgetAmounts, BudgetChange, BudgetReservationResult, ReserveBudget
 from orch_protocol.core.errors import BudgetExceededError, ConfigError, ProtocolError
 from orch_protocol.core.messages import Reply, Usage
+from orch_protocol.policy.budget import Budget, BudgetAmounts, BudgetChange, BudgetReservationResult, ReserveBudget
 from orchestrator.tree_double import Forest
 
 

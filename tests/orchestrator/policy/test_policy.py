@@ -11,7 +11,7 @@ from orch import AsyncSubagent, Config, OrchError, PolicyCall, PolicyConfig, Sub
 from orch.policy.caller import AgentCaller
 from orch.services import call
 from orch_protocol.core.messages import ToolResult
-from orch_protocol.core.policy import PolicySpec
+from orch_protocol.policy.policy import PolicySpec
 from orch_protocol.services.requests import SPAWN, Spawn
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import NEST, World, opened

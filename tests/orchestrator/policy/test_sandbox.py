@@ -22,8 +22,8 @@ from orch.services import call
 from orch.services.agents import spawn
 from orch.tree.agents.state import AgentRecord
 from orch_protocol.agent.config import Config
-from orch_protocol.core.policy import PolicyConfig
-from orch_protocol.core.sandbox import SandboxConfig, SandboxSpec, ToolLimits
+from orch_protocol.policy.policy import PolicyConfig
+from orch_protocol.policy.sandbox import SandboxConfig, SandboxSpec, ToolLimits
 from orch_protocol.services.requests import SPAWN, Spawn
 from orch_worker.sandbox.probe import AvailableLevels
 from orchestrator.root_double import NEST, World, nesting, opened

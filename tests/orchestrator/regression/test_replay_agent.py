@@ -23,7 +23,7 @@ from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, Reply, Text, assistant, user
 from orch_protocol.core.phases import Assess, Reflect
-from orch_protocol.core.policy import PolicyConfig
+from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.resources.memory import MemoryConfig, MemorySpec, Note
 from orch_protocol.session.entries import MessageEntry
 from orch_worker.memory.memory_file import FileMemory

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from orch.render import prompts, terminal
+from orch.render import terminal
+from orch.render.resources import prompts
 
 USAGE = {"input_tokens": 1200, "output_tokens": 300, "cache_read_tokens": 0, "cost_usd": 0.0123, "cost_known": True}
 NOON = 1_700_000_000.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orch.supervisor.heartbeat import GRACE_SECONDS, Heartbeats
-from orch.supervisor.query_deadlines import CHECK_SECONDS
+from orch.supervisor.timing.heartbeat import GRACE_SECONDS, Heartbeats
+from orch.supervisor.timing.query_deadlines import CHECK_SECONDS
 from orch.tree.agents.state import AgentRecord
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, Limits
 from orch_protocol.core.errors import AgentDiedError

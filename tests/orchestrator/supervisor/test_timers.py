@@ -6,7 +6,7 @@ import gc
 import weakref
 from pathlib import Path
 
-from orch.supervisor.timers import Timers
+from orch.supervisor.timing.timers import Timers
 from orchestrator.root_double import opened
 from virtual_clock import passed, virtual
 

@@ -14,10 +14,10 @@ from agent_doubles import Root, assert_valid
 from hooked_agent import CALL, PARTS, SPEC, TWO, Hooked, Watched, fails, on, shout
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Message, Text, assistant, text_of, user
-from orch_protocol.core.policy import PolicyConfig, PolicySpec
 from orch_protocol.core.prompts import PromptPart
 from orch_protocol.hooks.patches import Abort, Approve, Block
 from orch_protocol.hooks.stages import STAGES
+from orch_protocol.policy.policy import PolicyConfig, PolicySpec
 from orch_protocol.wire.tool_events import CallReport
 from orch_worker.backends.base import AssistantTurn
 from orch_worker.hooks.hook import Hook, make_hook

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from orch_protocol.agent.models import Price
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Usage
+from orch_protocol.policy.budget import BudgetAmounts
 from orch_worker.backends.base import ENOUGH_ANSWER, LEAST_ANSWER
 from orch_worker.backends.cost_estimate import RequestCost, check_priced, fare, narrowed
 from orch_worker.backends.models import Model, ModelFlags, cost

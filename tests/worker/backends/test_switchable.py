@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from orch_protocol.agent.spec import ToolSpec
-from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.messages import Text, text_of
+from orch_protocol.policy.budget import BudgetAmounts
 from orch_worker.backends.base import check_backend
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.backends.switchable import SwitchableBackend

@@ -12,9 +12,9 @@ import pytest
 from agent_doubles import assert_valid
 from orch_protocol.agent.spec import BackendSpec, CompactionSpec
 from orch_protocol.core.archives import Collapse
-from orch_protocol.core.budget import BudgetReservationResult, BudgetSettled, ReserveBudget
 from orch_protocol.core.errors import BackendError, BudgetExceededError, ConfigError, ContextOverflowError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, Usage, assistant, text_of, user
+from orch_protocol.policy.budget import BudgetReservationResult, BudgetSettled, ReserveBudget
 from orch_protocol.session.entries import CompactionEntry
 from orch_protocol.session.tree import CompactionDone
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText

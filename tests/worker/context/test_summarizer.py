@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.budget import BudgetReservationResult, BudgetSettled, ReserveBudget, SettleBudget, SideSpending
 from orch_protocol.core.errors import QueryTimeoutError, StoreError
 from orch_protocol.core.messages import Usage
+from orch_protocol.policy.budget import (
+    BudgetReservationResult,
+    BudgetSettled,
+    ReserveBudget,
+    SettleBudget,
+    SideSpending,
+)
 from orch_protocol.services.archiving import SummarizeArchive, SummaryOrder, SummaryRequest, SummaryStep
 from orch_protocol.services.service import AnyService, Empty
 from orch_worker.context.summarizer import Summarizer

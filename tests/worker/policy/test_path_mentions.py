@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.core.policy import PolicyConfig, PolicySpec
+from orch_protocol.policy.policy import PolicyConfig, PolicySpec
 from orch_worker.policy import path_rules
 from orch_worker.policy.path_rules import grounds_of, meant, places_of, where_of
 from orch_worker.policy.shell_words import MOST_TEXT, MOST_WORDS, ShellContext, mentions

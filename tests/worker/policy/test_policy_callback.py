@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
+from orch_protocol.policy.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
 from orch_protocol.services.service import AnyService
 from orch_worker.policy.policy_callback import PolicyCallback, named
 from virtual_clock import virtual

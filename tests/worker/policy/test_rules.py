@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_protocol.core.policy import (
+from orch_protocol.policy.policy import (
     DANGEROUS,
     EXIT_PLAN,
     RANK,

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
-from orch_protocol.core.approval import ApprovalDecision, ApproveCall, digest_of
 from orch_protocol.core.errors import ConfigError, StoreError
 from orch_protocol.core.messages import ToolUse
-from orch_protocol.core.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
-from orch_protocol.core.sandbox import SandboxSpec
 from orch_protocol.core.taint import MOST, TaintConfig, TaintLabel, bits_in, inherited_labels, join_labels, taint_label
+from orch_protocol.policy.approval import ApprovalDecision, ApproveCall, digest_of
+from orch_protocol.policy.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
+from orch_protocol.policy.sandbox import SandboxSpec
 from orch_protocol.session.entries import Checkout, MarksEntry
 from orch_worker.policy.rules import JudgedCall, NamedPath, ResolvedRules
 from orch_worker.policy.taint import TaintLabels, judge_taint, labelled, nature_of, trusts

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.core.policy import PolicySpec
 from orch_protocol.core.taint import TaintLabel
+from orch_protocol.policy.policy import PolicySpec
 from orch_worker.policy import taint
 from orch_worker.policy.path_rules import grounds_of, where_of
 from orch_worker.policy.rules import ResolvedRules

@@ -10,8 +10,8 @@ import pytest
 
 from orch_protocol.agent.project import ContextConfig, ContextFile, ContextSpec, ProjectSurvey
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
-from orch_protocol.core.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
 from orch_protocol.core.taint import TaintConfig
+from orch_protocol.policy.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
 from orch_protocol.services.service import AnyService
 from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.prompt import project_scan

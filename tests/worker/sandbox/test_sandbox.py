@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orch_protocol.core.sandbox import LEVELS, Level, ToolLimits
+from orch_protocol.policy.sandbox import LEVELS, Level, ToolLimits
 from orch_worker.sandbox import bubblewrap, landlock, probe, seccomp
 from orch_worker.sandbox.bubblewrap import SandboxPaths, reach
 from orch_worker.tools.shell.sandboxed_exec import limited

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from orch_protocol.agent.models import FindModel
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import OrchError
 from orch_protocol.core.messages import Text, Usage, text_of
+from orch_protocol.policy.budget import BudgetAmounts
 from orch_protocol.services.models import FIND_MODEL
 
 from ..backends.base import Backend

@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.agent.spec import ToolSpec
-from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import BackendError, ConfigError
 from orch_protocol.core.messages import Block, Message, StopReason, Text, ToolResult, Usage
+from orch_protocol.policy.budget import BudgetAmounts
 
 from ..conversation.tokens import PLAIN, CharsPerToken, TokenEstimator, clip
 

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.agent.spec import BackendSpec
-from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import ConfigError
+from orch_protocol.policy.budget import BudgetAmounts
 
 from .base import ENOUGH_ANSWER, LEAST_ANSWER, CostEstimate
 from .models import Model, charged_at, is_free, is_priced

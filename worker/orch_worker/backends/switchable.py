@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orch_protocol.agent.spec import ToolSpec
-from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.messages import Block, Message, ToolResult, Usage
+from orch_protocol.policy.budget import BudgetAmounts
 
 from ..conversation.tokens import TokenEstimator
 from .base import (

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from orch_protocol.core.policy import PolicySpec
+from orch_protocol.policy.policy import PolicySpec
 
 from .rules import CREDENTIALS, RECURSIVE, NamedPath, ResolvedRules
 from .shell_words import ShellContext, mentions

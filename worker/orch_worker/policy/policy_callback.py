@@ -12,7 +12,7 @@ from msgspec import convert
 from msgspec.structs import asdict, replace
 
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.policy import RANK, DataClass, Model, PolicyCall, PolicyConfig, Verdict
+from orch_protocol.policy.policy import RANK, DataClass, Model, PolicyCall, PolicyConfig, Verdict
 
 from ..system.importing import load
 from ..system.threads import awaited, in_thread, told

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from orch_protocol.core.policy import (
+from orch_protocol.policy.policy import (
     EXIT_PLAN,
     RANK,
     TASK_CREATE,

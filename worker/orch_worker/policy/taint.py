@@ -17,8 +17,6 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.policy import Verdict
-from orch_protocol.core.sandbox import SandboxSpec
 from orch_protocol.core.taint import (
     BITS,
     Bit,
@@ -29,6 +27,8 @@ from orch_protocol.core.taint import (
     taint_label,
     without_sources,
 )
+from orch_protocol.policy.policy import Verdict
+from orch_protocol.policy.sandbox import SandboxSpec
 
 from ..session.transcript import Transcript
 from ..system.atomic_json import locked, read, write

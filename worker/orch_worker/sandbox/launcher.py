@@ -21,7 +21,7 @@ from ..system import linux
 from . import landlock
 
 if TYPE_CHECKING:
-    from orch_protocol.core.sandbox import Level
+    from orch_protocol.policy.sandbox import Level
 
 __all__ = ["AllowedFiles", "Cover", "confine", "hide", "main", "receive", "send"]
 

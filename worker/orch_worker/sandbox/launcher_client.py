@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from .launcher import AllowedFiles, Cover, receive, send
 
 if TYPE_CHECKING:
-    from orch_protocol.core.sandbox import Level
+    from orch_protocol.policy.sandbox import Level
 
 __all__ = ["CommandLauncher", "CoveredProcess", "missing"]
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from orch_protocol.core.sandbox import LEVELS, WORDS, Level
+from orch_protocol.policy.sandbox import LEVELS, WORDS, Level
 
 __all__ = ["AvailableLevels", "describe", "examine", "machine"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from orch_protocol.core.policy import Verdict
+from orch_protocol.policy.policy import Verdict
 
 from ..conversation.prompt_markers import CUT_SHORT, INTERRUPTED
 from .session import SessionState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orch_protocol.core.budget import Budget, BudgetShown, ChangeBudget
+from orch_protocol.policy.budget import Budget, BudgetShown, ChangeBudget
 from orch_protocol.services.budgets import CHANGE_BUDGET
 
 from ...policy.budget_rules import budget_change

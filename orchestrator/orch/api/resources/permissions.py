@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 
-from orch_protocol.core.approval import ListPermissions, Permission, Revoke
+from orch_protocol.policy.approval import ListPermissions, Permission, Revoke
 from orch_protocol.services.approvals import LIST_PERMISSIONS, REVOKE_PERMISSIONS
 
 from .service_call import ServiceCall

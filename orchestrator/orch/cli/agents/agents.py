@@ -50,7 +50,7 @@ def _show_arguments(parser: ArgumentParser) -> None:
 
 def _show(arguments: Namespace) -> int:
     if arguments.prompt:
-        from ...render.prompts import page
+        from ...render.resources.prompts import page
 
         prompt = Connection().call("prompt", {"ref": arguments.ref})
         command.print_result(arguments, prompt, page(prompt) if not arguments.json else "")

@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from orch_protocol.agent.config import Config
-from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import ConfigError
-from orch_protocol.core.sandbox import SandboxConfig
+from orch_protocol.policy.budget import Budget
+from orch_protocol.policy.sandbox import SandboxConfig
 from orch_worker.backends import models
 
 from ...client.connection import daemon_status, replace_invalid_utf8

@@ -16,7 +16,7 @@ from ...client.connection import Connection, replace_invalid_utf8
 from ...client.failure import CommandError
 from ...config import config, paths
 from ...render import terminal
-from ...render.extensions import described, page, table
+from ...render.resources.extensions import described, page, table
 from ...resources.extensions import FOLDER, FoundExtension, disable, enable, find, specs, trust, untrust
 from .. import command
 from ..command import CliCommand, CommandGroup

@@ -22,7 +22,7 @@ from ...config import config, paths
 from ...config.output_file import write_out
 from ...policy.hook_records import AUDIT_LOG, HookLine, hook_lines, hooks_spec, set_enabled, switches_file
 from ...render import terminal
-from ...render.hooks import table
+from ...render.resources.hooks import table
 from .. import command
 from ..command import CliCommand, CommandGroup
 

@@ -12,7 +12,7 @@ from orch_worker.memory.notes import MemoryStore, relevant
 from ...client.connection import replace_invalid_utf8
 from ...config import paths
 from ...render import terminal
-from ...render.memory import author, data, table
+from ...render.resources.memory import author, data, table
 from ...resources.memory import add_note, open_memory, select_notes
 from .. import command
 from ..command import CliCommand, CommandGroup

@@ -17,7 +17,7 @@ from orch_worker.backends.models import ModelCatalog
 from ...client.connection import replace_invalid_utf8
 from ...config import paths
 from ...config.models import about, listed
-from ...render.models import data, page, table
+from ...render.resources.models import data, page, table
 from .. import command
 from ..command import CliCommand
 

@@ -37,7 +37,7 @@ from orch_protocol.services.requests import (
 )
 
 from ...policy.caller import Caller, is_below
-from ...supervisor.query_deadlines import PATIENCE_SECONDS
+from ...supervisor.timing.query_deadlines import PATIENCE_SECONDS
 from ...tree.agents.state import AgentRecord, QueryResult
 from ...tree.journal import events
 from ...tree.journal.entries import QueryStarted

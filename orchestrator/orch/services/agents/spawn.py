@@ -16,15 +16,15 @@ from msgspec.structs import replace
 from orch_protocol.agent.config import ArchivalConfig, Config, LimitsConfig, parse_model
 from orch_protocol.agent.project import RANK, ContextSpec
 from orch_protocol.agent.spec import AgentSpec, ArchivalSpec, BackendSpec, CompactionSpec, Limits
-from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import ConfigError, LaunchError, OrchError, SpawnError, ToolNotGrantedError
 from orch_protocol.core.ids import new_id
-from orch_protocol.core.policy import EXIT_PLAN, PolicySpec
 from orch_protocol.core.prompts import PromptSpec
-from orch_protocol.core.sandbox import COMMANDS, SandboxConfig, SandboxSpec
 from orch_protocol.core.taint import inherited_labels
 from orch_protocol.core.workspace import WorkspaceSpec
 from orch_protocol.hooks.stages import HooksSpec
+from orch_protocol.policy.budget import Budget
+from orch_protocol.policy.policy import EXIT_PLAN, PolicySpec
+from orch_protocol.policy.sandbox import COMMANDS, SandboxConfig, SandboxSpec
 from orch_protocol.resources.extensions import ExtensionSpec
 from orch_protocol.resources.memory import MemorySpec
 from orch_protocol.resources.skills import READ_SKILL

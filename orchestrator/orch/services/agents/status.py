@@ -12,8 +12,8 @@ import msgspec
 
 from orch_protocol.agent.project import ProjectSurvey
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
-from orch_protocol.core.budget import BudgetAmounts, budget_in
 from orch_protocol.core.errors import OrchError
+from orch_protocol.policy.budget import BudgetAmounts, budget_in
 from orch_protocol.services.requests import (
     LIST_AGENTS,
     SHOW_AGENT,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
-from orch_protocol.core.approval import (
+from orch_protocol.core.ids import new_id
+from orch_protocol.policy.approval import (
     AnswerQuestion,
     AnswerResult,
     ApprovalDecision,
@@ -20,8 +21,7 @@ from orch_protocol.core.approval import (
     Revoke,
     digest_of,
 )
-from orch_protocol.core.ids import new_id
-from orch_protocol.core.policy import EXIT_PLAN, TASK_CREATE, PolicyCall, Verdict
+from orch_protocol.policy.policy import EXIT_PLAN, TASK_CREATE, PolicyCall, Verdict
 from orch_protocol.services.approvals import (
     ANSWER_APPROVAL,
     EVALUATE_POLICY,

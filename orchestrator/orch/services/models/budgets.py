@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from orch_protocol.core.budget import (
+from orch_protocol.core.errors import StoreError
+from orch_protocol.policy.budget import (
     BudgetReservationResult,
     BudgetSettled,
     BudgetShown,
@@ -15,7 +16,6 @@ from orch_protocol.core.budget import (
     SettleBudget,
     SideSpending,
 )
-from orch_protocol.core.errors import StoreError
 from orch_protocol.services.budgets import CHANGE_BUDGET, RECORD_USAGE, RESERVE_BUDGET, SETTLE_BUDGET
 from orch_protocol.services.service import Empty
 

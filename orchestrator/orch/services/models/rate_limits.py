@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
-from orch_protocol.core.rate_limits import AdmitRequest, ModelRefused, RequestAdmitted, RequestEnded
+from orch_protocol.policy.rate_limits import AdmitRequest, ModelRefused, RequestAdmitted, RequestEnded
 from orch_protocol.services.budgets import ADMIT_REQUEST, RELEASE_REQUEST, REPORT_RATE_LIMIT
 from orch_protocol.services.service import Empty
 from orch_protocol.wire.worker_messages import Progress, RateLimited

@@ -16,8 +16,8 @@ from orch_protocol.core.errors import (
     outcome_of,
 )
 from orch_protocol.core.messages import Message, Reply, Text, Usage
-from orch_protocol.core.policy import EXIT_PLAN
 from orch_protocol.core.taint import without_sources as taint_bare
+from orch_protocol.policy.policy import EXIT_PLAN
 from orch_protocol.services.requests import Status
 from orch_protocol.session.entries import TranscriptPosition
 from orch_worker.conversation.stubs import marker

@@ -12,8 +12,8 @@ import msgspec
 
 from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec
-from orch_protocol.core.budget import BudgetAmounts, apply_change
 from orch_protocol.core.messages import Usage
+from orch_protocol.policy.budget import BudgetAmounts, apply_change
 from orch_worker.backends.registry import template_for
 
 from ..journal.entries import (

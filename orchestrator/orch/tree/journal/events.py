@@ -8,10 +8,10 @@ from msgspec import Struct
 
 from orch_protocol.agent.models import RecordModel
 from orch_protocol.agent.spec import AgentSpec, BackendSpec, QueueMode
-from orch_protocol.core.budget import BudgetChange
 from orch_protocol.core.errors import ErrorInfo
 from orch_protocol.core.messages import Reply, Usage
 from orch_protocol.core.taint import TaintLabel
+from orch_protocol.policy.budget import BudgetChange
 from orch_protocol.session.entries import TranscriptPosition
 from orch_protocol.wire.worker_messages import Ready
 

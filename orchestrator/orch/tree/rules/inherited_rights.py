@@ -7,7 +7,7 @@ of its own, which nobody above it grants or takes.
 from __future__ import annotations
 
 from orch_protocol.agent.spec import AgentSpec
-from orch_protocol.core.policy import EXIT_PLAN
+from orch_protocol.policy.policy import EXIT_PLAN
 from orch_protocol.wire.worker_messages import WithdrawTools
 from orch_worker.tools.dispatch.presets import RECALL
 

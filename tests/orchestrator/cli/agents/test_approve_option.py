@@ -17,7 +17,7 @@ from orch.cli.agents.approval_prompt import MODES, choose_approval
 from orch.client.connection import NOT_RUNNING
 from orch.client.failure import CommandError
 from orch.policy.grants import GrantStore, grant_of
-from orch_protocol.core.approval import Consent, Permission, Question
+from orch_protocol.policy.approval import Consent, Permission, Question
 from orchestrator.daemon_double import REPLY, Desk, opened
 
 Captured = pytest.CaptureFixture[str]

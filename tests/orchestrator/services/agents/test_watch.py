@@ -14,8 +14,8 @@ import pytest
 from orch import AgentDiedError, Config, ConfigError, PolicyConfig, ScriptedBackend
 from orch.policy.caller import USER
 from orch.services import call
-from orch_protocol.core.approval import AnswerQuestion
 from orch_protocol.core.messages import assistant
+from orch_protocol.policy.approval import AnswerQuestion
 from orch_protocol.services.approvals import ANSWER_APPROVAL
 from orch_protocol.services.requests import CANCEL_TURN, SUBMIT, CancelTurn, QueryAgent
 from orch_protocol.services.resources import WATCH

@@ -16,7 +16,6 @@ from orch.policy.caller import USER, AgentCaller
 from orch.services import HANDLERS, call
 from orch.services.agents.spawn import spec_of
 from orch.tree.journal import events
-from orch_protocol.core.budget import limit_of
 from orch_protocol.core.errors import (
     AgentError,
     AgentNotFoundError,
@@ -29,6 +28,7 @@ from orch_protocol.core.errors import (
 from orch_protocol.core.messages import Usage, text_of
 from orch_protocol.core.taint import TaintLabel
 from orch_protocol.core.values import TakeValue
+from orch_protocol.policy.budget import limit_of
 from orch_protocol.services.recall import LIST_ARCHIVES, ListArchives, ReadArchive, SearchArchive
 from orch_protocol.services.registry import SERVICES
 from orch_protocol.services.requests import (

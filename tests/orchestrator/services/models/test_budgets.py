@@ -15,11 +15,11 @@ from orch import ArchivalConfig, AsyncSubagent, Config, Limits, SubagentsConfig
 from orch.policy.caller import USER
 from orch.services import call
 from orch_protocol.agent.config import BudgetConfig, SummaryConfig, TriggerConfig
-from orch_protocol.core.budget import BudgetAmounts, ReserveBudget, SettleBudget
 from orch_protocol.core.errors import AgentError, BudgetExceededError, ConfigError, StoreError
 from orch_protocol.core.messages import Message, ToolResult, text_of
-from orch_protocol.core.policy import PolicyConfig
 from orch_protocol.core.taint import TaintConfig
+from orch_protocol.policy.budget import BudgetAmounts, ReserveBudget, SettleBudget
+from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.services.registry import SERVICES
 from orch_protocol.services.requests import AgentShown
 from orch_worker.backends import registry

@@ -14,7 +14,7 @@ from orch.policy.caller import AgentCaller
 from orch.services import call
 from orch.tree.journal.events import ApprovePlan
 from orch_protocol.core.errors import AgentError
-from orch_protocol.core.policy import EXIT_PLAN
+from orch_protocol.policy.policy import EXIT_PLAN
 from orch_protocol.services.registry import SERVICES
 from orch_protocol.services.requests import QUERY, SPAWN, QueryAgent, Spawn
 from orch_worker.prompt.instructions import PLAN_MODE

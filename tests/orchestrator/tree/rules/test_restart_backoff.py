@@ -22,8 +22,8 @@ from orch.tree.journal.events import (
     Timer,
 )
 from orch.tree.rules.restart_backoff import JITTER, MAX_DELAY, MAX_FAILED_STARTS, WINDOW, check_starts, restart_delay
-from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import AgentDiedError, AgentGoneError, LaunchError
+from orch_protocol.policy.budget import Budget
 from orchestrator.root_double import opened
 from orchestrator.tree_double import Forest
 from virtual_clock import passed, virtual

@@ -10,9 +10,15 @@ import pytest
 
 from agent_doubles import Root, Talk
 from orch_protocol.agent.models import FindModel, ListModels, ModelRow, Price
-from orch_protocol.core.budget import BudgetAmounts, BudgetReservationResult, BudgetSettled, ReserveBudget, SettleBudget
 from orch_protocol.core.errors import BackendError, BudgetExceededError, ConfigError
 from orch_protocol.core.messages import Usage, text_of
+from orch_protocol.policy.budget import (
+    BudgetAmounts,
+    BudgetReservationResult,
+    BudgetSettled,
+    ReserveBudget,
+    SettleBudget,
+)
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.tools.agents import chat as module
 from orch_worker.tools.api.base import ToolContext, ToolError

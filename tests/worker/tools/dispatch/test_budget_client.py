@@ -11,9 +11,15 @@ import pytest
 
 from agent_doubles import Talk, assert_valid
 from orch_protocol.agent.spec import Limits
-from orch_protocol.core.budget import BudgetAmounts, BudgetReservationResult, BudgetSettled, ReserveBudget, SettleBudget
 from orch_protocol.core.errors import BackendError, BudgetExceededError
 from orch_protocol.core.messages import Reply, Usage, text_of
+from orch_protocol.policy.budget import (
+    BudgetAmounts,
+    BudgetReservationResult,
+    BudgetSettled,
+    ReserveBudget,
+    SettleBudget,
+)
 from orch_protocol.services.service import AnyService
 from orch_worker.agent.turn import Emit, run_turn
 from orch_worker.backends.base import AssistantTurn, OnText

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orch_protocol.core.approval import digest_of
 from orch_protocol.core.messages import Text, ToolUse
-from orch_protocol.core.policy import PolicyConfig, PolicySpec
+from orch_protocol.policy.approval import digest_of
+from orch_protocol.policy.policy import PolicyConfig, PolicySpec
 from orch_protocol.wire.tool_events import CallReport
 from orch_worker.tools.api.base import tool
 from orch_worker.tools.dispatch.call_events import TASKS

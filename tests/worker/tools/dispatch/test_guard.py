@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
-from orch_protocol.core.approval import ApprovalDecision, ApproveCall, digest_of
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Text, ToolUse
-from orch_protocol.core.policy import PolicyConfig, PolicySpec
+from orch_protocol.policy.approval import ApprovalDecision, ApproveCall, digest_of
+from orch_protocol.policy.policy import PolicyConfig, PolicySpec
 from orch_protocol.services.service import AnyService
 from orch_worker.backends.registry import is_remote
 from orch_worker.session.interruption_notes import DIRECTIVE

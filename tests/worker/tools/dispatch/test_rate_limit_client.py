@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch_protocol.core.errors import BackendError, OrchError, RateLimitError
-from orch_protocol.core.rate_limits import AdmitRequest, ModelRefused, RequestAdmitted, RequestEnded
+from orch_protocol.policy.rate_limits import AdmitRequest, ModelRefused, RequestAdmitted, RequestEnded
 from orch_protocol.services.service import AnyService, Empty
 from orch_worker.backends.http.failures import Endpoint, ProviderError, judge
 from orch_worker.backends.http.retry import RequestFailure

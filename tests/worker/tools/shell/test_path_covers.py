@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orch_protocol.core.policy import PolicyConfig
-from orch_protocol.core.sandbox import SandboxSpec
+from orch_protocol.policy.policy import PolicyConfig
+from orch_protocol.policy.sandbox import SandboxSpec
 from orch_worker.sandbox import bubblewrap
 from orch_worker.sandbox.launcher import Cover
 from orch_worker.tools.api.base import ToolContext, ToolError

@@ -13,10 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from orch_protocol.agent.spec import BackendSpec, ToolSpec
-from orch_protocol.core.budget import BudgetAmounts, amounts_of
 from orch_protocol.core.errors import BackendError, BudgetExceededError, ConfigError
 from orch_protocol.core.messages import INVALID_INPUT, Block, Message, StopReason, ToolUse, Usage
 from orch_protocol.core.text import scrub
+from orch_protocol.policy.budget import BudgetAmounts, amounts_of
 
 from ...conversation.tokens import input_tokens
 from ...system.secrets import masked

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from orch_protocol.agent.spec import BackendSpec, ToolSpec
-from orch_protocol.core.budget import BudgetAmounts
 from orch_protocol.core.errors import BackendError, ConfigError, ErrorInfo, OrchError, error_from
 from orch_protocol.core.messages import Block, Message, StopReason, Text, ToolUse, Usage, text_of, tool_uses
+from orch_protocol.policy.budget import BudgetAmounts
 
 from ...conversation.framing import split_first_prompt
 from ..base import AssistantTurn, BackendInfo, Conversation, CostEstimate, OnText

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from orch_protocol.core.policy import DANGEROUS
 from orch_protocol.hooks.events import ToolCall, ToolReturn
 from orch_protocol.hooks.options import HookOptions
 from orch_protocol.hooks.patches import Block
+from orch_protocol.policy.policy import DANGEROUS
 
 from ..hook import Hook, make_hook
 

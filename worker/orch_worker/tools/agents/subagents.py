@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orch_protocol.core.budget import Budget
 from orch_protocol.core.errors import BudgetExceededError, ConcurrencyLimitError, DepthCapError, QueryTimeoutError
 from orch_protocol.core.messages import Reply
 from orch_protocol.core.taint import inherited_labels
+from orch_protocol.policy.budget import Budget
 from orch_protocol.services.requests import (
     COLLECT,
     KILL,

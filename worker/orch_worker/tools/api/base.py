@@ -18,10 +18,10 @@ from msgspec import Struct, field
 from orch_protocol.agent.spec import ToolSpec
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Usage
-from orch_protocol.core.policy import PolicyConfig
-from orch_protocol.core.sandbox import SandboxSpec
 from orch_protocol.core.taint import BITS, Bit, TaintLabel
 from orch_protocol.core.workspace import Artifact
+from orch_protocol.policy.policy import PolicyConfig
+from orch_protocol.policy.sandbox import SandboxSpec
 from orch_protocol.resources.memory import Note, NoteSource
 from orch_protocol.services.requests import RUN_TOOL, RunTool
 from orch_protocol.services.service import Service

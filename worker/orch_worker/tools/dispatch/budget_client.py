@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from orch_protocol.core.budget import (
+from orch_protocol.core.messages import Usage
+from orch_protocol.policy.budget import (
     BudgetAmounts,
     BudgetReservationResult,
     ReserveBudget,
@@ -16,7 +17,6 @@ from orch_protocol.core.budget import (
     SideSpending,
     amounts_of,
 )
-from orch_protocol.core.messages import Usage
 from orch_protocol.services.budgets import RECORD_USAGE, RESERVE_BUDGET, SETTLE_BUDGET
 
 from ...backends.base import NOTHING, AssistantTurn, Backend, CostEstimate, lost_by

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from orch_protocol.core.messages import ToolUse
-from orch_protocol.core.policy import Verdict
 from orch_protocol.core.text import scrub
+from orch_protocol.policy.policy import Verdict
 from orch_protocol.wire.tool_events import CallOutcome, CallReport
 
 __all__ = ["TASKS", "CallReporter", "Observe"]

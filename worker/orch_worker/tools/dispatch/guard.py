@@ -9,11 +9,11 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orch_protocol.core.approval import ApproveCall, digest_of
 from orch_protocol.core.errors import ConfigError, OrchError, StoreError
 from orch_protocol.core.messages import ToolUse
-from orch_protocol.core.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
 from orch_protocol.core.taint import Bit, TaintLabel, bits_in
+from orch_protocol.policy.approval import ApproveCall, digest_of
+from orch_protocol.policy.policy import EXIT_PLAN, PolicyCall, PolicySpec, Verdict
 from orch_protocol.services.approvals import EVALUATE_POLICY, REQUEST_APPROVAL
 from orch_protocol.wire.tool_events import CallOutcome
 

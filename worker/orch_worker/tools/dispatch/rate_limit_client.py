@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from orch_protocol.core.rate_limits import AdmitRequest, ModelRefused, RequestEnded
+from orch_protocol.policy.rate_limits import AdmitRequest, ModelRefused, RequestEnded
 from orch_protocol.services.budgets import ADMIT_REQUEST, RELEASE_REQUEST, REPORT_RATE_LIMIT
 from orch_protocol.services.service import Empty, Service
 

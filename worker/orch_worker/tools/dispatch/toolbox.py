@@ -15,11 +15,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orch_protocol.agent.spec import ToolSpec
-from orch_protocol.core.approval import digest_of
 from orch_protocol.core.errors import BudgetExceededError, OrchError, StoreError
 from orch_protocol.core.messages import INVALID_INPUT, Text, ToolResult, ToolUse, Usage
-from orch_protocol.core.policy import Verdict
 from orch_protocol.core.taint import TaintLabel, bits_in
+from orch_protocol.policy.approval import digest_of
+from orch_protocol.policy.policy import Verdict
 
 from ...conversation.tokens import clip
 from ...policy.rules import operation_of

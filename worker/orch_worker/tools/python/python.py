@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from orch_protocol.core.sandbox import IN_WORKER
+from orch_protocol.policy.sandbox import IN_WORKER
 
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from ..shell.sandboxed_exec import mounts_missing

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from orch_protocol.core.sandbox import Level, ToolLimits
+from orch_protocol.policy.sandbox import Level, ToolLimits
 
 from ...sandbox.launcher import AllowedFiles, Cover, confine
 from ...system.files import cause

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from ..resources.extensions import FoundExtension
-from . import terminal
+from ...resources.extensions import FoundExtension
+from .. import terminal
 
 __all__ = ["described", "page", "table"]
 

@@ -8,7 +8,7 @@ import msgspec
 
 from orch_protocol.resources.memory import Note
 
-from . import terminal
+from .. import terminal
 
 __all__ = ["data", "table"]
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from ..policy.budgets import BudgetLedger
-from ..tree.agents.state import TreeState
+from ...policy.budgets import BudgetLedger
+from ...tree.agents.state import TreeState
 
 __all__ = ["TimeBudgets"]
 

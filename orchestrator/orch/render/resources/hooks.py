@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..policy.hook_records import HookLine
-from . import terminal
+from ...policy.hook_records import HookLine
+from .. import terminal
 
 __all__ = ["table"]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from . import terminal
+from .. import terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..resources.prompt_templates import PromptTemplate
+    from ...resources.prompt_templates import PromptTemplate
 
 __all__ = ["page", "table", "template_data", "template_table"]
 

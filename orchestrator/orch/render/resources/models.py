@@ -8,8 +8,8 @@ from msgspec.structs import asdict
 
 from orch_protocol.agent.models import ModelRow, Price
 
-from ..config.models import ANY
-from . import terminal
+from ...config.models import ANY
+from .. import terminal
 
 __all__ = ["data", "table"]
 

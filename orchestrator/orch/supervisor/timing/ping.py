@@ -8,8 +8,8 @@ from itertools import count
 from orch_protocol.core.errors import ErrorInfo, error_from
 from orch_protocol.wire.worker_messages import Ping
 
-from ..processes.router import WorkerConnection
-from .waiters import expire
+from ...processes.router import WorkerConnection
+from ..waiters import expire
 
 __all__ = ["Pings"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from .messages import Usage
+from ..core.messages import Usage
 
 __all__ = [
     "KINDS",

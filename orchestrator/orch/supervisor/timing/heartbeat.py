@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from ..tree.agents.state import AgentRecord
+from ...tree.agents.state import AgentRecord
 from .query_deadlines import CHECK_SECONDS
 
 __all__ = ["GRACE_SECONDS", "Heartbeats"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from .taint import TaintConfig, TaintLabel
+from ..core.taint import TaintConfig, TaintLabel
 
 __all__ = [
     "DANGEROUS",

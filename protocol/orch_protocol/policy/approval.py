@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from ..core.text import plain_line
 from .policy import EXIT_PLAN, TASK_CREATE
-from .text import plain_line
 
 __all__ = [
     "AnswerQuestion",

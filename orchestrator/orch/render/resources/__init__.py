@@ -1,0 +1,1 @@
+"""Text for extensions, hooks, notes, models and prompts."""

@@ -1,0 +1,1 @@
+"""Deadlines, heartbeats and timers."""
