@@ -86,7 +86,7 @@ from .timing.ping import Pings
 from .timing.query_deadlines import CHECK_SECONDS, QueryDeadlines
 from .timing.time_budget import TimeBudgets
 from .timing.timers import Timers
-from .waiters import SETTLED, Waiters
+from .timing.waiters import SETTLED, Waiters
 from .watchers import Watcher, Watchers
 from .worker_requests import WorkerRequests
 

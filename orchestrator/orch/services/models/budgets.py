@@ -20,7 +20,7 @@ from orch_protocol.services.budgets import CHANGE_BUDGET, RECORD_USAGE, RESERVE_
 from orch_protocol.services.service import Empty
 
 from ...policy.caller import Caller
-from ...supervisor.waiters import SETTLED
+from ...supervisor.timing.waiters import SETTLED
 from ...tree.journal import events
 from ..dispatch.handlers import handles
 

@@ -9,7 +9,7 @@ from orch_protocol.core.errors import ErrorInfo, error_from
 from orch_protocol.wire.worker_messages import Ping
 
 from ...processes.router import WorkerConnection
-from ..waiters import expire
+from .waiters import expire
 
 __all__ = ["Pings"]
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from orch.supervisor.waiters import Waiters, expire
+from orch.supervisor.timing.waiters import Waiters, expire
 from orch_protocol.core.errors import AgentDiedError, ErrorInfo
 from virtual_clock import passed, virtual
 
