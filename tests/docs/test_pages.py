@@ -47,7 +47,7 @@ def test_errors_page_lists_every_error() -> None:
 
 def test_config_page_shows_every_setting() -> None:
     """The example in docs/config.md sets each key to its default; some stand for what is unset."""
-    text = page("config.md").partition("```toml\n")[2].partition("```")[0]
+    text = page("config.md").partition("## All settings")[2].partition("```toml\n")[2].partition("```")[0]
     tables = tomllib.loads(re.sub(r"^# (?=\w+ =)", "", text, flags=re.MULTILINE))
     shown = flat(msgspec.convert(nested(dict(leaves(tables))), Config))
     unset = {"subagents.default_tools": ("read_file",), "subagents.chat_models": ("ollama:*",)}
