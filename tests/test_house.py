@@ -163,3 +163,15 @@ def test_folder_size_counts_direct_modules() -> None:
         "orch.chat": 2,
         "orch.chat.text": 1,
     }
+
+
+def test_agents_page_names_modules_that_exist() -> None:
+    """Each path in the data paths and answers of AGENTS.md is a module or folder of one of the packages."""
+    page = (ROOT / "AGENTS.md").read_text()
+    part = page[page.index("# Data paths") : page.index("# Commands")]
+    roots = [ROOT / "orchestrator/orch", ROOT / "worker/orch_worker", ROOT / "protocol/orch_protocol"]
+    paths = re.findall(r"\b[a-z_]+(?:/[a-z_]+)+\b", part)
+    assert len(paths) > 25
+    assert [
+        path for path in paths if not any((root / path).is_dir() or (root / f"{path}.py").is_file() for root in roots)
+    ] == []
