@@ -188,9 +188,9 @@ def holders(journal: Path) -> set[int]:
             row = json.loads(line)
         except ValueError:
             continue
-        if row["type"] == "spawned" and row["spec"].get("kind") == "holder":
+        if row["type"] == "agent_spawned" and row["spec"].get("kind") == "holder":
             holds.add(row["id"])
-        elif row["type"] == "up" and row["id"] in holds:
+        elif row["type"] == "worker_ready" and row["id"] in holds:
             pids.add(row["pid"])
     return pids
 

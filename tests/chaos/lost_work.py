@@ -121,7 +121,7 @@ def judge(home: Path, log: Path) -> list[str]:
         row["query_id"]
         for path in home.glob("runs/*/journal.jsonl")
         for row in rows(path)
-        if row["type"] == "collected"
+        if row["type"] == "reply_collected"
     )
     wrong += [
         f"query {query} is on record as collected {times} times" for query, times in collected.items() if times > 1

@@ -165,8 +165,8 @@ MUTANTS: Final = (
     Mutant(
         "a reply on the disk is not looked for",
         "orchestrator/orch/supervisor/supervisor.py",
-        "remains, taker = remains_of(node), self",
-        "remains, taker = Remains(), self",
+        "remains, taker = recover_query(node), self",
+        "remains, taker = RecoveredQuery(), self",
         "tests/orchestrator/supervisor/test_worker_deaths.py::test_a_reply_on_disk_outlives_its_process",
     ),
     Mutant(
@@ -284,7 +284,7 @@ MUTANTS: Final = (
     Mutant(
         "who says a great deal holds everybody up",
         "worker/orch_worker/transport/zmq_asyncio.py",
-        "            for _ in range(BATCH):",
+        "            for _ in range(MAX_BATCH):",
         "            for _ in range(10**9):",
         "tests/worker/transport/test_zmq_asyncio.py::test_who_says_a_great_deal_at_once_holds_nobody_up_and_is_heard",
     ),

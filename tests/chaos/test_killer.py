@@ -71,7 +71,7 @@ def alters(folder: Path) -> None:
 def collects(folder: Path) -> None:
     """Hand an answer out twice."""
     path = folder / "home" / "runs" / "daemon" / "journal.jsonl"
-    row = next(line for line in path.read_bytes().splitlines() if b'"type":"collected"' in line)
+    row = next(line for line in path.read_bytes().splitlines() if b'"type":"reply_collected"' in line)
     with path.open("ab") as file:
         file.write(row + b"\n")
 

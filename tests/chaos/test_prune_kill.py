@@ -23,7 +23,7 @@ DELETER = """
 import os, signal, sys
 from pathlib import Path
 from orch.archival.store.deletion import delete
-from orch.archival.store.session_archives import Ledger
+from orch.archival.store.session_archives import SessionArchives
 from orch.archival.store.search import Search
 
 left = int(sys.argv[2])
@@ -39,7 +39,7 @@ def deadly(act):
 
 for name in ("open", "write", "fsync", "replace", "unlink", "rmdir", "ftruncate", "pwrite"):
     setattr(os, name, deadly(getattr(os, name)))
-ledger = Ledger(Path(sys.argv[1]))
+ledger = SessionArchives(Path(sys.argv[1]))
 delete(ledger, Search(ledger), sys.argv[3], "2026-11-21T10:20:30.400Z")
 """
 

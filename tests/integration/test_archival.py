@@ -165,7 +165,7 @@ async def test_archiving_is_behind_the_reply(world: Open, folder: Path) -> None:
     assert reply.archived_to is None
     assert (await agent.query("more?")).text == "second"
     await until(lambda: bool(o.supervisor.tree.agents[agent.id].archives))
-    (event,) = [each for each in await o.events(ref=agent.id) if each.kind == "archived"]
+    (event,) = [each for each in await o.events(ref=agent.id) if each.kind == "turns_archived"]
     (row,) = await o.archives.list()
     assert (event.data["holders"], event.data["turns"]) == ([row.id], {row.id: reply.query_id})
     assert (await agent.query("and?")).text == "third"
@@ -218,7 +218,7 @@ async def test_a_root_that_did_not_hear_of_an_archive_finds_it(world: Open, fold
     _, reply = await asked(o, folder)
     journal = Path(o.supervisor._journal.log.path)
     await o.close()
-    _cut_before(journal, b'"archived"')
+    _cut_before(journal, b'"turns_archived"')
     o = await world(config=archiving(), run="kept")
     holder = await o.get(reply.archived_to or "")
     assert "4711" in (await holder.query("which port?")).text

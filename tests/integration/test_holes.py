@@ -8,7 +8,7 @@ import sys
 
 SCATTERED = """
 import gc, json, mmap
-from orch_worker.process.zygote import filled
+from orch_worker.process.zygote import fill_heap_holes
 
 def pages(objects):
     return len({id(each) // mmap.PAGESIZE for each in objects})
@@ -25,7 +25,7 @@ for size in (64, 208, 512, 528, 1000):
     made = [make() for _ in range(12_000 // size)]
     before = pages(made)
     del made
-    kept = filled()
+    kept = fill_heap_holes()
     counts[size] = before, pages([make() for _ in range(12_000 // size)])
     del kept
 print(json.dumps(counts))

@@ -231,7 +231,7 @@ async def test_it_survives_the_root(world: Open, home: Path, folder: Path) -> No
     await o.archives.prune(older=0)
     told = journal(o)
     await o.close()
-    for content in (told, told[: told.index(b'"pruned"') - 9]):
+    for content in (told, told[: told.index(b'"content_deleted"') - 9]):
         put_back(home, content)
         o = await world(config=archiving(), run="kept")
         assert await o.archives.list() == []
@@ -240,7 +240,7 @@ async def test_it_survives_the_root(world: Open, home: Path, folder: Path) -> No
         await o.close()
     o = await world(config=archiving(), run="kept")
     assert (await o.archives.prune(older=0)).archives == ()
-    assert b'"pruned"' in journal(o)
+    assert b'"content_deleted"' in journal(o)
     assert telling(home) == []
 
 
