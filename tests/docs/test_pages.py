@@ -82,7 +82,7 @@ def test_config_page_shows_every_setting() -> None:
 
 def test_tools_page_lists_tools_and_presets() -> None:
     """docs/tools.md names each built-in tool, and each preset with exactly its tools."""
-    assert first_cells("tools.md", "## Built in") == list(BUILTIN)
+    assert first_cells("tools.md", "## Built-in tools") == list(BUILTIN)
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|$", page("tools.md"), re.MULTILINE)
     shown = {name: tuple(re.findall(r"`(\w+)`", cell)) for name, cell in rows if name in PRESETS}
     assert shown == PRESETS
@@ -107,7 +107,7 @@ def test_agents_page_explains_every_argument_of_spawn() -> None:
 
 def test_policy_page_explains_every_outcome() -> None:
     """docs/policy.md explains each outcome of a call that observers are told of."""
-    assert first_cells("policy.md", "## What happens, and what would") == list(get_args(CallOutcome))
+    assert first_cells("policy.md", "## Observers and dry runs") == list(get_args(CallOutcome))
 
 
 def test_processes_page_lists_every_status() -> None:
