@@ -18,7 +18,6 @@ from orch_protocol.core.errors import (
     AgentBusyError,
     AgentDiedError,
     AgentGoneError,
-    QueryCycleError,
     SpawnError,
     error_info,
 )
@@ -28,6 +27,7 @@ from orch_protocol.services.requests import Status
 from orch_protocol.wire import worker_messages
 
 from .agents.state import AgentRecord, TreeState
+from .agents.wait_graph import check_no_cycle
 from .journal import entries as journaled
 from .journal.entries import (
     AgentKilled,
@@ -256,11 +256,8 @@ class Tree:
         asker = event.asker
         if asker is not None:
             admission.check_asker(self.agents[asker])
-        if asker == spec.id or (asker and event.waits and asker in self.agents.waited_for_by(spec.id)):
-            raise QueryCycleError(
-                f"agent {spec.name!r} waits, directly or not, for the agent that asks it; "
-                "answer your own query first, or report what you need in your reply"
-            )
+        if asker and (event.waits or asker == spec.id):
+            check_no_cycle(self.agents.pending.values(), asker, node)
         admission.check_answers(node)
         if node.pending is not None:
             raise AgentBusyError(

@@ -14,7 +14,6 @@ from orch_protocol.core.errors import (
     ErrorInfo,
     NoResultError,
     OrchError,
-    QueryCycleError,
     QueryTimeoutError,
     error_from,
 )
@@ -39,6 +38,7 @@ from orch_protocol.services.requests import (
 from ...policy.caller import Caller, is_below
 from ...supervisor.timing.query_deadlines import PATIENCE_SECONDS
 from ...tree.agents.state import AgentRecord, QueryResult
+from ...tree.agents.wait_graph import check_no_cycle
 from ...tree.journal import events
 from ...tree.journal.entries import QueryStarted
 from ...tree.rules.query_results import available_result, uncollected
@@ -163,10 +163,8 @@ async def wait(root: Supervisor, caller: Caller, params: Wait) -> Waited:
     if caller.agent_id in {node.spec.id for node in nodes}:
         raise ConfigError("an agent cannot wait for itself")
     for node in nodes:
-        if caller.agent_id in root.tree.agents.waited_for_by(node.spec.id):
-            raise QueryCycleError(
-                f"agent {node.spec.name!r} waits, directly or not, for the agent that would wait for it"
-            )
+        if caller.agent_id is not None:
+            check_no_cycle(root.tree.agents.pending.values(), caller.agent_id, node)
     wanted = {"any": 1, "all": len(nodes)}.get(str(params.mode), params.mode)
     if not isinstance(wanted, int) or not 1 <= wanted <= len(nodes):
         raise ConfigError(f"cannot wait for {params.mode!r} of {len(nodes)} agents: any, all, or how many of them")

@@ -179,19 +179,6 @@ class TreeState:
         """Return what the agent and everything below it has used; the killed count too."""
         return sum((node.usage for node in self.subtree(id)), Usage())
 
-    def waited_for_by(self, id: str) -> set[str]:
-        """Return the agents that `id` waits for, directly or not: those with a turn under way that it blocks on."""
-        found: set[str] = set()
-        frontier = [id]
-        while frontier:
-            asker = frontier.pop()
-            for node in self.pending.values():
-                asked = node.pending
-                if asked and asked.waits and asked.asker == asker and node.spec.id not in found:
-                    found.add(node.spec.id)
-                    frontier.append(node.spec.id)
-        return found
-
     def apply(self, entry: Entry) -> None:
         """Change the state by `entry`. Entries about agents that do not exist are skipped."""
         elapsed, self._at = entry.at - self._at, entry.at
