@@ -35,7 +35,7 @@ HIDDEN_MUST = ("<= 2.5", "<= 1.5")
 async def measure(args: Args) -> list[Row]:
     """Run a command that does nothing, at one level after the other, and where denied files are hidden."""
     times = max(1, (COMMANDS // 10 if args.quick else COMMANDS) // args.rounds)
-    missing, no_mounts = probe.machine().missing, launcher_client.missing()
+    missing, no_mounts = probe.available_levels().missing, launcher_client.unavailable_reason()
     cpu: dict[str, list[float]] = {}
     with harness.scratch() as folder, ExitStack() as stack:
 

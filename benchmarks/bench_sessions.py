@@ -126,7 +126,7 @@ def fill(folder: Path, agent: str, size: int) -> None:
     from orch_protocol.core.messages import Message, Reply, Text, ToolResult, ToolUse, assistant, user
     from orch_worker.conversation.stubs import stub_text
     from orch_worker.session.log.append_log import without_fsync
-    from orch_worker.session.log_reader import digest, read_spans
+    from orch_worker.session.log_reader import read_spans, sha256_of
     from orch_worker.session.transcript import Transcript
 
     line = "0123456789abcdef" * 4 + "\n"
@@ -144,7 +144,7 @@ def fill(folder: Path, agent: str, size: int) -> None:
             last = transcript.message(assistant(f"looked at {turn}"), turn).id
             spans = ((start, transcript.log.end - start),)
             transcript.turn_end(turn, Reply(agent, turn, f"looked at {turn}"))
-            holder, hash = new_id(), digest(read_spans(transcript.path, spans))
+            holder, hash = new_id(), sha256_of(read_spans(transcript.path, spans))
             stub = assistant(stub_text("turn", holder, "Read: ten files.", f"looked at {turn}"))
             said = (user(f"look at {turn}"), stub)
             transcript.archive([Collapse(holder, "turn", turn, first, last, said, spans, hash)])

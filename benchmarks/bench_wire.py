@@ -195,13 +195,13 @@ async def step(args: Args, folder: Path, server: harness.Peer, sdk: str, length:
     from orch_worker.agent.runtime import Runtime
     from orch_worker.backends import models
     from orch_worker.backends.registry import complete
-    from orch_worker.tools.dispatch.presets import resolve
+    from orch_worker.tools.dispatch.presets import granted_tools
 
     url = server.ask()["url"]
     given = BackendSpec(sdk, MODELS[sdk], {"base_url": base_urls(url)[sdk]})
     backend = complete(given, models.load(), {}, KEYS)
     bare, body = bare_call(sdk, url), dict[str, Any]()
-    history, tools = conversation(length), resolve()
+    history, tools = conversation(length), granted_tools()
 
     async def ours() -> float:
         with harness.scratch() as session:

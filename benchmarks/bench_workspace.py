@@ -96,7 +96,7 @@ def by_reference(artifacts: Sequence[Artifact], prompt: str, turn: int) -> list[
     ours = ranking.RECENT, ranking.ABOUT
     ranking.RECENT, ranking.ABOUT = 0.4, 0.3  # type: ignore[misc]
     try:
-        return ranking.ranked(artifacts, prompt, turn)
+        return ranking.rank_artifacts(artifacts, prompt, turn)
     finally:
         ranking.RECENT, ranking.ABOUT = ours  # type: ignore[misc]
 
@@ -110,7 +110,7 @@ def held(order: Order, seeds: int, turns: int) -> float:
         for turn, (made, question, needed) in enumerate(life(seed, turns), 1):
             if needed in there:
                 asked += 1
-                told = ranking.packed(order(list(there.values()), question, turn), BUDGET, size)
+                told = ranking.pack_artifacts(order(list(there.values()), question, turn), BUDGET, size)
                 found += needed in told.names
                 there[needed] = _used(there[needed], turn)
             there |= {each.name: each for each in made}
@@ -155,7 +155,9 @@ async def turns(folder: Path, times: int, *, kept: bool, calls: bool, count: int
 async def measure(args: Args) -> list[Row]:
     """Count what is held, and time turns."""
     seeds, length = (4, 60) if args.quick else (20, TURNS)
-    ours, recency, reference = (held(order, seeds, length) for order in (ranking.ranked, by_recency, by_reference))
+    ours, recency, reference = (
+        held(order, seeds, length) for order in (ranking.rank_artifacts, by_recency, by_reference)
+    )
     rows = [
         harness.compared(
             HELD.format(tokens=f"{BUDGET:,}", turns=length, peer=peer), [ours], [other], must=must, aim=aim

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.log.record_format import seal
+from orch_worker.session.log.record_format import seal_lines
 
 __all__ = ["HEADER", "encoded", "sealed", "written"]
 
@@ -29,8 +29,8 @@ def written(path: Path, *appends: tuple[bytes, ...]) -> bytes:
 
 def sealed(*appends: tuple[bytes, ...]) -> bytes:
     """Return what `written` does, without a file."""
-    data, seq, checksum = seal([HEADER], 0, 0)
+    data, seq, checksum = seal_lines([HEADER], 0, 0)
     for objects in appends:
-        lines, seq, checksum = seal(objects, seq, checksum)
+        lines, seq, checksum = seal_lines(objects, seq, checksum)
         data += lines
     return data

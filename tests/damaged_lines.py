@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from orch_worker.session.log.record_format import seal, unseal
+from orch_worker.session.log.record_format import seal_lines, unseal_line
 
 __all__ = ["spoilt"]
 
@@ -49,5 +49,5 @@ def _flipped(line: bytes, luck: random.Random) -> bytes:
 
 def _sealed(data: bytes) -> bytes:
     """Return the lines of `data` that have the shape of ours, as if they had been written like this."""
-    objects = [sealed.object for line in data.split(b"\n") if (sealed := unseal(line)) is not None]
-    return seal(objects, 0, 0)[0]
+    objects = [sealed.object for line in data.split(b"\n") if (sealed := unseal_line(line)) is not None]
+    return seal_lines(objects, 0, 0)[0]

@@ -16,7 +16,7 @@ from orch_worker.agent.steering import SteeringMessage
 from orch_worker.agent.turn import run_turn
 from orch_worker.backends.base import AssistantTurn
 from orch_worker.backends.offline.scripted import ScriptedBackend
-from orch_worker.conversation.prompt_parts import of_tier, rendered
+from orch_worker.conversation.prompt_parts import of_tier, render_parts
 from orch_worker.hooks.hook import Hook, HookRegistry, make_hook
 from orch_worker.hooks.runner import HookCalls, HookContext
 from orch_worker.session.session import SessionState
@@ -107,7 +107,7 @@ class Hooked(Talk):
     async def open(self) -> None:
         """Put the prompt together."""
         self.parts, _ = await self.hooks.prompt(PARTS, recorded=self.on_record)
-        self.system = await self.hooks.system_prompt(rendered(of_tier(self.parts, "stable")))
+        self.system = await self.hooks.system_prompt(render_parts(of_tier(self.parts, "stable")))
 
     def emit(self, kind: str, text: str, _name: str, _step: int, _is_error: bool) -> None:
         """Show what is told of the turn."""

@@ -35,7 +35,7 @@ from agent_history import PROFILES, Life  # noqa: E402
 from damaged_lines import spoilt  # noqa: E402
 from hostile_frames import KINDS, mutated, some_body  # noqa: E402
 from orch.archival.store.session_archives import SessionArchives  # noqa: E402
-from orch.config.config import flat, load  # noqa: E402
+from orch.config.config import flatten, load  # noqa: E402
 from orch.processes.router import ConnectionTable, Router  # noqa: E402
 from orch.sessions.findings import in_session  # noqa: E402
 from orch_protocol.agent.config import Config  # noqa: E402
@@ -44,7 +44,7 @@ from orch_protocol.core.messages import assistant  # noqa: E402
 from orch_protocol.wire.frames import VERSION, Frame, FrameChannel  # noqa: E402
 from orch_protocol.wire.worker_messages import BODIES, Hello, Ready  # noqa: E402
 from orch_worker.session.log.append_log import AppendLog  # noqa: E402
-from orch_worker.session.log.record_format import seal, unseal  # noqa: E402
+from orch_worker.session.log.record_format import seal_lines, unseal_line  # noqa: E402
 from orch_worker.session.transcript import Transcript, read_last_turn, read_session, read_usage  # noqa: E402
 
 HANGS: Final = 60.0
@@ -180,16 +180,16 @@ def hostile_values(data: bytes, luck: random.Random) -> bytes:
     lines = data.splitlines()
     for _ in range(luck.randint(1, 5)):
         at = luck.randrange(1, len(lines))
-        sealed = unseal(lines[at])
+        sealed = unseal_line(lines[at])
         if sealed is None:
             continue
         parts = sealed.object.split(b":")
         place = luck.randrange(1, len(parts))
         value, comma, rest = parts[place].partition(b",")
         parts[place] = luck.choice(WORDS) + (comma + rest if comma else b"}" * value.count(b"}"))
-        lines[at] = seal([b":".join(parts)], at, 0)[0][:-1]
-    objects = [sealed.object if (sealed := unseal(line)) else line for line in lines]
-    return seal(objects, 0, 0)[0]
+        lines[at] = seal_lines([b":".join(parts)], at, 0)[0][:-1]
+    objects = [sealed.object if (sealed := unseal_line(line)) else line for line in lines]
+    return seal_lines(objects, 0, 0)[0]
 
 
 @contextlib.contextmanager
@@ -265,7 +265,7 @@ def configs(folder: Path) -> Iterator[Attempt]:
     home, project = folder / "home", folder / "project"
     for each in (home, project / ".orch"):
         each.mkdir(parents=True)
-    keys = list(flat(Config()))
+    keys = list(flatten(Config()))
 
     def setting(luck: random.Random) -> str:
         key = luck.choice(keys)

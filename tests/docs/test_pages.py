@@ -13,7 +13,7 @@ import msgspec
 import orch
 from orch.cli import VERBS
 from orch.commands.builtin_commands import COMMANDS
-from orch.config.config import TABLES, flat, leaves, nested
+from orch.config.config import TABLES, flatten, leaves, unflatten
 from orch_protocol.agent.config import Config
 from orch_protocol.core import errors
 from orch_protocol.resources.slash_commands import EffectKind
@@ -49,7 +49,7 @@ def test_config_page_shows_every_setting() -> None:
     """The example in docs/config.md sets each key to its default; some stand for what is unset."""
     text = page("config.md").partition("## All settings")[2].partition("```toml\n")[2].partition("```")[0]
     tables = tomllib.loads(re.sub(r"^# (?=\w+ =)", "", text, flags=re.MULTILINE))
-    shown = flat(msgspec.convert(nested(dict(leaves(tables))), Config))
+    shown = flatten(msgspec.convert(unflatten(dict(leaves(tables))), Config))
     unset = {"subagents.default_tools": ("read_file",), "subagents.chat_models": ("ollama:*",)}
     unset |= {"archival.summary.model": "ollama:qwen3:8b", "archival.phase": True, "archival.gate": True}
     sizes = {"high": 40_000, "low": 15_000, "rollup": 6_000, "prompt": 2_000}
@@ -73,7 +73,7 @@ def test_config_page_shows_every_setting() -> None:
     unset |= {"policy.taint.tools.bash": ("acts",), "hooks.injection_guard.tools": ("fetch_url",)}
     unset |= {"hooks.output_sandbox.tools": ("bash",), "hooks.cost_tracker.warn_usd": 5.0}
     unset |= {f"hooks.summarization.{k}": v for k, v in (("mode", "compact"), ("tokens", 50_000), ("messages", 200))}
-    set_ = {key: value for key, value in flat(Config()).items() if key not in TABLES}
+    set_ = {key: value for key, value in flatten(Config()).items() if key not in TABLES}
     unset |= {"skills.presets.minimal": ()}
     for phase in ("assess", "reflect"):
         unset |= {f"hooks.{phase}.model": "anthropic:claude-haiku-4-5", f"hooks.{phase}.max_cost_usd": 0.01}

@@ -24,7 +24,7 @@ from orch.processes.in_process import InProcessLauncher
 from orch.supervisor.recovery.orphan_cleanup import stored_token
 from orch_protocol.core.errors import ProtocolError
 from orch_protocol.wire.frames import VERSION
-from orch_worker.sandbox.probe import machine
+from orch_worker.sandbox.probe import available_levels
 
 CONFIG: Final = """
 [policy.permissions]
@@ -235,7 +235,7 @@ LEVELS: Final = ("L0", "L1", "L2")
 @pytest.mark.parametrize("level", LEVELS)
 def test_commands_of_an_agent_cannot_act_as_the_user(shell: Shell, level: str) -> None:
     """Each way ends in a refusal, or reaches nothing; the daemon, its budget and its agents are as they were."""
-    if level in machine().missing:
+    if level in available_levels().missing:
         pytest.skip(f"no {level} on this machine")
     world = World(shell, level)
     told = {name: world.tried(name) for name in WAYS}
@@ -287,7 +287,7 @@ def hidden() -> str:
 @pytest.mark.parametrize("level", LEVELS)
 def test_commands_of_an_agent_cannot_touch_the_files_of_orch(shell: Shell, level: str) -> None:
     """Configuration, permissions, trust, extensions, journals, tokens, sockets and other agents' sessions."""
-    if why := hidden() or machine().missing.get(level, ""):  # type: ignore[call-overload]
+    if why := hidden() or available_levels().missing.get(level, ""):  # type: ignore[call-overload]
         pytest.skip(why)
     shell.home.mkdir()
     (shell.home / "config.toml").write_text(CONFIG)

@@ -106,7 +106,7 @@ COMMANDS = (
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[ToolContext]:
     """An agent beside a denied folder, with denied files, credentials, and a session in an orch home."""
-    if why := launcher_client.missing():
+    if why := launcher_client.unavailable_reason():
         pytest.skip(why)
     names = (
         "cwd/sub",
@@ -142,7 +142,7 @@ def context(tmp_path: Path) -> Iterator[ToolContext]:
 
 def at(context: ToolContext, level: Level) -> ToolContext:
     """Return `context` with its tools at `level`."""
-    if why := probe.machine().missing.get(level):
+    if why := probe.available_levels().missing.get(level):
         pytest.skip(f"no {level} on this machine: {why}")
     return replace(context, sandbox=replace(context.sandbox, level=level))
 

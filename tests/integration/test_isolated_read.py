@@ -13,7 +13,7 @@ import pytest
 
 from orch_protocol.core.errors import NoValueError
 from orch_protocol.core.values import TakenValue, ValueInfo
-from orch_worker.system.isolated_read import FatalBytesError, taste
+from orch_worker.system.isolated_read import FatalBytesError, check_reads_safely
 from orch_worker.tools.api.base import ToolContext, ToolError
 from orch_worker.tools.python.data import describe_data
 from orch_worker.tools.values.values import value_of
@@ -52,16 +52,16 @@ def test_who_dies_of_it_is_somebody_else(
     library(monkeypatch, tmp_path, reads)
     if deadly:
         with pytest.raises(FatalBytesError, match="a process that read it died of that"):
-            taste("polars", "read_ipc", b"it")
+            check_reads_safely("polars", "read_ipc", b"it")
     else:
-        taste("polars", "read_ipc", b"it")
+        check_reads_safely("polars", "read_ipc", b"it")
 
 
 def test_where_nobody_can_try_it_it_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be tried by another process is not risked in this one."""
     monkeypatch.setattr(sys, "executable", "/no/python")
     with pytest.raises(FatalBytesError, match="no process could be started that reads it first: No such file"):
-        taste("polars", "read_ipc", b"it")
+        check_reads_safely("polars", "read_ipc", b"it")
 
 
 def test_a_frame_that_lies_about_its_length_ends_no_process(tmp_path: Path) -> None:

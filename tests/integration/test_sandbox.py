@@ -27,7 +27,7 @@ CONFINED: tuple[Level, ...] = ("L2", "L3")
 
 def at(context: ToolContext, level: Level, **more: object) -> ToolContext:
     """Return `context` with its tools at `level`; the test is skipped where the machine does not have it."""
-    if why := probe.machine().missing.get(level):
+    if why := probe.available_levels().missing.get(level):
         pytest.skip(f"no {level} on this machine: {why}")
     return replace(context, sandbox=SandboxSpec(level, **more))  # type: ignore[arg-type]
 
@@ -418,8 +418,8 @@ class TestLimits:
 
 async def test_a_level_that_cannot_be_had_runs_nothing(context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused, by name and with the reason, and nothing is run at less."""
-    monkeypatch.setattr("orch_worker.sandbox.seccomp.missing", lambda: "no filter for this processor")
-    monkeypatch.setattr("orch_worker.sandbox.bubblewrap.missing", lambda: "")
+    monkeypatch.setattr("orch_worker.sandbox.seccomp.unavailable_reason", lambda: "no filter for this processor")
+    monkeypatch.setattr("orch_worker.sandbox.bubblewrap.unavailable_reason", lambda: "")
     for level in CONFINED:
         confined = replace(context, sandbox=SandboxSpec(level))
         with pytest.raises(ToolError, match=f"sandbox level {level}, which cannot be had here: no filter for this"):
@@ -447,7 +447,7 @@ class TestShell:
 
     def test_agents_work_at_the_level_that_was_asked_for(self, shell: Shell, tmp_path: Path) -> None:
         """What their commands see is what the level lets them see, also after the agent's process was ended."""
-        if why := probe.machine().missing.get("L2"):
+        if why := probe.available_levels().missing.get("L2"):
             pytest.skip(f"no L2 on this machine: {why}")
         (tmp_path / "secret").write_text("not to be seen")
         call = {"tool": "bash", "input": {"command": "cat ../secret && touch leaked; touch worked"}}
@@ -471,21 +471,21 @@ class TestTrial:
         [
             ("L1", "orch_worker.sandbox.landlock.give_up", lambda: None, "it still has rights"),
             ("L2", "orch_worker.sandbox.landlock.restrict", lambda *_, **__: None, "a file elsewhere can be read"),
-            ("L2", "orch_worker.sandbox.seccomp.apply", lambda _: None, "a socket can be made"),
+            ("L2", "orch_worker.sandbox.seccomp.apply_filter", lambda _: None, "a socket can be made"),
             (
                 "L3",
-                "orch_worker.sandbox.bubblewrap.arguments",
+                "orch_worker.sandbox.bubblewrap.bubblewrap_command",
                 lambda *given: list(given[3]),
                 "a file elsewhere can be seen",
             ),
-            ("L3", "orch_worker.sandbox.bubblewrap.missing", lambda: "no bwrap", "no bwrap"),
+            ("L3", "orch_worker.sandbox.bubblewrap.unavailable_reason", lambda: "no bwrap", "no bwrap"),
         ],
     )
     def test_what_does_not_hold_is_found_out(
         self, level: Level, broken: str, instead: object, why: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each part is left out in turn, and its level is missing for that very reason; nothing is left behind."""
-        if level in probe.machine().missing:
+        if level in probe.available_levels().missing:
             pytest.skip(f"no {level} on this machine")
         monkeypatch.setattr(broken, instead)
-        assert why in probe.machine.__wrapped__().missing[level]
+        assert why in probe.available_levels.__wrapped__().missing[level]

@@ -17,7 +17,7 @@ from skills_ref import validate
 from integration.command_shell import Shell, ended, opened
 from orch.cli import run
 from orch.resources import skill_install
-from orch.resources.skill_install import install, installed, remove
+from orch.resources.skill_install import install, installed_from, remove
 from orch.resources.skill_package import packed
 from orch.resources.skill_test import trials
 from orch.sessions.findings import examine
@@ -81,7 +81,7 @@ class TestInstall:
         assert (skill.name, skill.path) == ("fold", str(into / "fold"))
         assert sorted(path.name for path in (into / "fold").iterdir()) == ["SKILL.md"]
         assert [path.name for path in into.iterdir()] == ["fold"]
-        assert installed(into / "fold", home) == row
+        assert installed_from(into / "fold", home) == row
         assert (row.source, len(row.commit), row.hash) == (repository.as_uri(), 40, skill.hash)
 
     def test_one_of_several(self, tmp_path: Path, home: Path, into: Path) -> None:
@@ -243,7 +243,7 @@ class TestInstall:
             remove("fold", into, home)
         (into / "fold" / "more.md").unlink()
         assert remove("fold", into, home) == into / "fold"
-        assert installed(into / "fold", home) is None
+        assert installed_from(into / "fold", home) is None
         with pytest.raises(ConfigError, match="there is no skill"):
             remove("../skills/mine", into, home, force=True)
         with pytest.raises(ConfigError, match="there is no skill"):

@@ -18,7 +18,7 @@ from orch.testing import fake_world
 from orch.tree.journal.journal import read_entries
 from orch_protocol.core.messages import text_of
 from orch_worker.memory.memory_file import FileMemory
-from orch_worker.session.log.record_format import seal, unseal
+from orch_worker.session.log.record_format import seal_lines, unseal_line
 from orch_worker.session.transcript import read_session
 from virtual_clock import virtual
 
@@ -45,10 +45,10 @@ def relocate(data: bytes, folder: Path) -> bytes:
     """Return the journal `data` with `folder` in place of the folder in which it was written."""
     lines, checksum = [], 0
     for line in data.splitlines():
-        sealed = unseal(line)
+        sealed = unseal_line(line)
         assert sealed is not None
         object = sealed.object.replace(PLACE, bytes(folder))
-        written, _, checksum = seal([object], sealed.seq - 1, checksum, more=sealed.more)
+        written, _, checksum = seal_lines([object], sealed.seq - 1, checksum, more=sealed.more)
         lines.append(written)
     return b"".join(lines)
 

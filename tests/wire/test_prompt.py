@@ -70,7 +70,7 @@ async def test_consecutive_requests_differ_only_behind_what_is_stable(
     """With everything on that can change, and a day that is another one each time: system text, tools, what was told
     before the task and the conversation so far are the same, byte for byte, also after a death; the end is not."""
     days = count(1)
-    monkeypatch.setattr(builder, "today", lambda: f"2026-05-{next(days):02}")
+    monkeypatch.setattr(builder, "current_day", lambda: f"2026-05-{next(days):02}")
     root, launcher = await begin(model)
     agent = await root.spawn("Count", tools=["tasks", "read_file", "write_file"], context="full", cwd=folder)
     write = {"call": "write_file", "input": {"path": "a.txt", "content": "x"}}

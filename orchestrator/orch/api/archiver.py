@@ -15,7 +15,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, StopReason
 from orch_protocol.services.archiving import SummaryRequest
 from orch_protocol.services.recall import SearchHit
-from orch_worker.context.holder_query import rendered
+from orch_worker.context.holder_query import render_messages
 from orch_worker.conversation.live_subagents import LiveSubagent, live_block
 from orch_worker.conversation.recalled import with_hits
 from orch_worker.conversation.tokens import TokenEstimator
@@ -57,7 +57,9 @@ class ArchiveQueries:
     def query(self, record: ArchiveRecord, question: str) -> str:
         """Return what a model says to `question` that sees what the archive holds. Raises AgentError, BackendError."""
         agent = self._opened().spawn(
-            WITNESS[record.kind].format(task=record.task), preset="holder", history=rendered(self._shown(record), 0)
+            WITNESS[record.kind].format(task=record.task),
+            preset="holder",
+            history=render_messages(self._shown(record), 0),
         )
         try:
             return agent.query(self._with_passages(record, question)).text

@@ -44,7 +44,7 @@ from orch_worker.backends import models
 from orch_worker.backends.local_servers import LOCAL
 from orch_worker.backends.registry import complete, template_for
 from orch_worker.policy.policy_callback import PolicyCallback, PolicyFunction
-from orch_worker.sandbox.probe import machine
+from orch_worker.sandbox.probe import available_levels
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.tools.api.base import ToolContext
 
@@ -161,7 +161,7 @@ class AsyncOrchestrator(HookRegistrar):
             raise UnsupportedPlatformError("orch starts processes with fork and Unix sockets: on Windows, use WSL")
         check_arguments(model, config, run, home, env, keys, environment, approve, policy, launcher, connect)
         if config is not None:
-            config = configuration.checked(config)
+            config = configuration.check_config(config)
         environ = os.environ if env is None else env
         self.home = paths.home(environ, home)
         loaded = configuration.load(paths.current_folder(), environ, home=self.home) if config is None else None
@@ -187,7 +187,7 @@ class AsyncOrchestrator(HookRegistrar):
         self.notes = loaded.notes if loaded else ()
         """What of the configuration was ignored, and why."""
         self._environment = (*self.config.environment.pass_, *(as_names("environment", environment) or ()))
-        self._asides = Notices(unsaid, configuration.unknown_tool_notes(configuration.flat(self.config)))
+        self._asides = Notices(unsaid, configuration.unknown_tool_notes(configuration.flatten(self.config)))
         self._named = run is not None
         self.run = run or f"{paths.UNNAMED_RUN_PREFIX}{new_id()}"
         self._make_launcher = launcher or default_launcher
@@ -205,7 +205,7 @@ class AsyncOrchestrator(HookRegistrar):
         if self._supervisor is not None:
             return self
         self._loop = asyncio.get_running_loop()
-        sandbox.check_required_levels(self.config.sandbox, machine)
+        sandbox.check_required_levels(self.config.sandbox, available_levels)
         require_room()
         folder = paths.private_dir(paths.run_dir(self.home, self.run))
         chosen = self.config.session_dir

@@ -35,7 +35,7 @@ async def share_namespace(
     else:
         from orch_worker.tools.python import namespace  # by those who lend: much hangs on it
 
-        namespace.lend(spawned.id, names)
+        namespace.share_names(spawned.id, names)
         on_close(namespace.take_back, spawned.id)
         return
     await kill(root, USER, Kill((spawned.id,)))

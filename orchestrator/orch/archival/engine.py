@@ -24,7 +24,7 @@ from orch_worker.backends.model_families import ratios_of
 from orch_worker.conversation.receipt import with_summary
 from orch_worker.conversation.stubs import stub_text
 from orch_worker.conversation.tokens import TokenEstimator
-from orch_worker.session.log_reader import digest, read_spans
+from orch_worker.session.log_reader import read_spans, sha256_of
 from orch_worker.session.transcript import NAME
 from orch_worker.session.visible_messages import VisibleMessage
 
@@ -36,8 +36,8 @@ from .fold import RangeArchiver
 from .plan.economics import Prices
 from .store.archive_pool import ArchivePool, Do, OpenArchives
 from .store.catalog import ArchiveCatalog, ArchiveRecord, StoredMessage
-from .store.deletion import DeletionResult, delete, session_bytes
-from .store.prune import Doomed, doomed
+from .store.deletion import DeletionResult, delete_archives, session_bytes
+from .store.prune import Doomed, entries_to_delete
 from .store.session_archives import LineRange, SessionArchives, join_ranges, read_archive
 from .summary import SummaryStyle, in_conversation_summary_prompts, summary_prompts
 
@@ -93,7 +93,7 @@ class ArchiveDraft:
             spans=whole,
             own=own,
             # An era may be of any size: its members have their own, and each line has a checksum.
-            sha256="" if record.kind == "era" else digest(read_spans(self._ledger.path, whole)),
+            sha256="" if record.kind == "era" else sha256_of(read_spans(self._ledger.path, whole)),
         )
         self.shelf.keep(full)
         if summarise:
@@ -357,13 +357,13 @@ def _find_archive(shelves: OpenArchives, id: str) -> ArchiveRecord:
 
 def _deletion_candidates(shelves: OpenArchives, before: str) -> tuple[Doomed, int]:
     shelves.catch_up()
-    going = doomed(shelves.ledger, before)
+    going = entries_to_delete(shelves.ledger, before)
     return going, session_bytes(shelves.ledger.folder, [record.id for record in going.records])
 
 
 def _delete_archives(shelves: OpenArchives, before: str, when: str) -> DeletionResult:
     shelves.asking.clear()
-    return delete(shelves.ledger, shelves.search, before, when)
+    return delete_archives(shelves.ledger, shelves.search, before, when)
 
 
 def _reindex(shelves: OpenArchives, change: Callable[[], T]) -> T:

@@ -16,7 +16,7 @@ from .approvals import AskUser, Questions
 from .commands import ChatCommand, Commands, said_as
 from .daemon_connection import DaemonConnection
 from .keys import Interrupts
-from .pastes import Pastes, prompted
+from .pastes import Pastes, format_prompt
 from .text.live_text import LiveText
 from .text.styled_text import Piece
 from .turns import TOLD, TurnLog
@@ -191,12 +191,16 @@ class Chat:
 
     def bar(self, width: int) -> list[Piece]:
         """Return the line that says how all is."""
-        return status_bar.bar(self.rows, self.id, width, working=self.working, widgets=self.commands.widgets["status"])
+        return status_bar.format_status_bar(
+            self.rows, self.id, width, working=self.working, widgets=self.commands.widgets["status"]
+        )
 
     @property
     def lively(self) -> bool:
         """Whether the agent, or any below it, is at work."""
-        return self._since is not None or any(row["pending"] is not None for row in status_bar.live(self.rows, self.id))
+        return self._since is not None or any(
+            row["pending"] is not None for row in status_bar.live_descendants(self.rows, self.id)
+        )
 
     @property
     def asks(self) -> str:
@@ -271,7 +275,7 @@ class Chat:
             return
         if not self.link.watching:
             self._watch()
-        self.echo(prompted(typed))
+        self.echo(format_prompt(typed))
         if self._since is not None:
             said = await self.link.call("steer", ref=self.id, text=text, follow_up=follow_up)
             if said.get("steer_id"):
@@ -423,7 +427,7 @@ class Chat:
     async def leave(self) -> None:
         """Leave, after a question when somebody would go on living."""
         await self.look()
-        living = status_bar.live(self.rows, self.id)
+        living = status_bar.live_descendants(self.rows, self.id)
         if not living and self._since is None:
             await self._left("keep")
             return
@@ -439,7 +443,7 @@ class Chat:
         self.changed()
 
     async def _left(self, typed: str) -> None:
-        said = approvals.leaving(typed)
+        said = approvals.parse_leave_answer(typed)
         if said is None:
             self.sheet.note("that is no answer", "error")
             return
@@ -458,7 +462,7 @@ class Chat:
         """End the turn, and those below the agent. Raises Failure."""
         if self._since is not None:
             await self.link.call("cancel", ref=self.id, hard=True)
-        if living := [row["id"] for row in status_bar.live(self.rows, self.id)]:
+        if living := [row["id"] for row in status_bar.live_descendants(self.rows, self.id)]:
             await self.link.call("kill", refs=living)
 
     async def _farewell(self) -> str:
@@ -484,7 +488,7 @@ class Chat:
             or row["queries"]
             or row["pending"] is not None
             or row["title"]
-            or status_bar.live(rows, id)
+            or status_bar.live_descendants(rows, id)
         ):
             return False
         await self.link.call("kill", refs=[id])

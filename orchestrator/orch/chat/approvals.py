@@ -10,12 +10,21 @@ from msgspec import Struct
 
 from orch_worker.system.threads import in_thread
 
-from .text.diffs import changes
+from .text.diffs import diff_lines
 
 if TYPE_CHECKING:
     from .app import Chat
 
-__all__ = ["APPROVE", "LEAVE", "REPLIES_PLAN", "AskUser", "ConsentInput", "Questions", "consent", "leaving"]
+__all__ = [
+    "APPROVE",
+    "LEAVE",
+    "REPLIES_PLAN",
+    "AskUser",
+    "ConsentInput",
+    "Questions",
+    "parse_consent",
+    "parse_leave_answer",
+]
 
 AskUser = Callable[[dict[str, Any]], str | None]
 """Asks the user a question, and returns the scope of a yes, None for a no."""
@@ -47,7 +56,7 @@ class ConsentInput(Struct, frozen=True):
     reason: str = ""
 
 
-def consent(text: str, *, plan: bool = False) -> ConsentInput | None:
+def parse_consent(text: str, *, plan: bool = False) -> ConsentInput | None:
     """Return the answer that `text` is, None when it is none: it may have been on its way before the question came."""
     word, _, rest = text.strip().partition(" ")
     word = word.lower().rstrip(":,")
@@ -58,7 +67,7 @@ def consent(text: str, *, plan: bool = False) -> ConsentInput | None:
     return ConsentInput(True, YES[word])
 
 
-def leaving(text: str) -> Literal["keep", "end", "stay"] | None:
+def parse_leave_answer(text: str) -> Literal["keep", "end", "stay"] | None:
     """Return what is to become of those that live on, None when `text` does not say."""
     return ENDS.get(text.strip().lower())
 
@@ -139,7 +148,7 @@ class Questions:
     async def answer(self, typed: str) -> None:
         """Answer what is asked, if `typed` is an answer. Raises Failure."""
         chat, event = self._chat, self._open[0]
-        said = consent(typed, plan=event["tool"] == QUESTIONS_PLAN)
+        said = parse_consent(typed, plan=event["tool"] == QUESTIONS_PLAN)
         if said is None:
             chat.sheet.note("that is no answer, and nothing was allowed or said", "error")
             chat.draft = typed
@@ -166,4 +175,4 @@ class Questions:
         event = self._open[0]
         lines = event["lines"][OWN_LINES:] if event["agent_id"] == self._chat.id else event["lines"]
         self._chat.sheet.note("\n".join(lines), "ask")
-        self._chat.sheet.pieces(changes(event["tool"], event["input"], event["subject"]))
+        self._chat.sheet.pieces(diff_lines(event["tool"], event["input"], event["subject"]))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ..client.failure import CommandError
 from ..commands.parse import read
 from ..render import terminal
-from .pastes import prompted
-from .text.diffs import coloured
+from .pastes import format_prompt
+from .text.diffs import diff_line_style
 
 if TYPE_CHECKING:
     from .app import Chat
@@ -134,7 +134,7 @@ class Commands:
         if name == "help" and not read(text).text:
             chat.sheet.note(KEYS)
         elif name not in ("quit", "q", "exit"):
-            chat.echo(prompted(typed))
+            chat.echo(format_prompt(typed))
         self._running.add(dropped)
         try:
             done = await chat.link.call("execute", ref=chat.id, text=text, dropped=dropped)
@@ -150,7 +150,7 @@ class Commands:
             self._chat.failed = done["is_error"]
         text = done["text"].removesuffix("\n")
         if done["command"] == "diff":
-            self._chat.sheet.pieces([(coloured(line), line)] for line in text.splitlines())
+            self._chat.sheet.pieces([(diff_line_style(line), line)] for line in text.splitlines())
         elif text:
             self._chat.sheet.note(text, "error" if done["is_error"] else "")
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ..render import terminal
 
-__all__ = ["Suggestion", "listed", "suggestions"]
+__all__ = ["Suggestion", "agent_completions", "suggestions"]
 
 WORD: Final = re.compile(r"\S*\Z")
 COMMAND: Final = re.compile(r"/[\w.:-]*\Z")
@@ -53,7 +53,7 @@ def suggestions(
     ][:MOST]
 
 
-def listed(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+def agent_completions(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield what each agent can be called, and what it is for."""
     for row in rows:
         yield row["name"], f"{row['seq']}, {row['status']}: {row['task']}"
@@ -61,7 +61,7 @@ def listed(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 def _agents(word: str, rows: Sequence[dict[str, Any]]) -> Iterator[Suggestion]:
     begun = word.removeprefix("@")
-    for name, about in listed(rows):
+    for name, about in agent_completions(rows):
         if name.startswith(begun) and name.isprintable():
             yield Suggestion(name, len(word), terminal.truncate_line(about))
 

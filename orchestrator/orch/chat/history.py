@@ -23,14 +23,14 @@ def history_file(home: Path) -> Path | None:
             if os.fstat(descriptor).st_size > MOST_BYTES:
                 text = opened.read()
                 opened.seek(0)
-                opened.write(shortened(text))
+                opened.write(later_half(text))
                 opened.truncate()
     except OSError:
         return None
     return file
 
 
-def shortened(text: bytes) -> bytes:
+def later_half(text: bytes) -> bytes:
     """Return the later half of a history, from where an entry begins."""
     start = text.find(b"\n# ", len(text) // 2)
     return text[start:] if start >= 0 else b""

@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Final
 
-__all__ = ["Pastes", "folded", "prompted"]
+__all__ = ["Pastes", "format_folded", "format_prompt"]
 
 MOST_CHARACTERS: Final = 1000
 MOST_LINES: Final = 8
@@ -36,12 +36,12 @@ class Pastes:
         return MARK.sub(lambda found: self._texts.get(found[1], found[0]), text), unknown
 
 
-def prompted(text: str) -> str:
+def format_prompt(text: str) -> str:
     """Return `text` as a prompt is shown: behind its sign, the other lines below its beginning."""
-    return "> " + folded(text).replace("\n", "\n  ")
+    return "> " + format_folded(text).replace("\n", "\n  ")
 
 
-def folded(text: str) -> str:
+def format_folded(text: str) -> str:
     """Return `text` as it is shown once it is said: its first lines, and how much more there is."""
     lines = text.split("\n")
     if len(lines) <= MOST_LINES and len(text) <= MOST_CHARACTERS:

@@ -36,7 +36,7 @@ from .app import Chat
 from .commands import END
 from .completion import suggestions
 from .text.live_text import LiveText
-from .text.styled_text import Piece, wrapped
+from .text.styled_text import Piece, wrap
 
 __all__ = ["LineInput", "PlainScreen", "Screen", "buffer_early_keys"]
 
@@ -190,7 +190,7 @@ class Screen:
             if self._spaced and line and line[0][0] == "you" and line[0][1].startswith(PROMPT):
                 text.append(("", "\n"))
             self._spaced = any(piece.strip() for _, piece in line)
-            for row in wrapped(line, width, hang=HANG) if len(line) == 1 and line[0][0] in PROSE else [line]:
+            for row in wrap(line, width, hang=HANG) if len(line) == 1 and line[0][0] in PROSE else [line]:
                 text += [*_formatted(row), ("", "\n")]
         if text:
             print_formatted_text(

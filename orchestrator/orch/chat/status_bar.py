@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ..render import terminal
-from .text.styled_text import Piece, cut
+from .text.styled_text import Piece, truncate
 
-__all__ = ["bar", "below", "live"]
+__all__ = ["descendants", "format_status_bar", "live_descendants"]
 
 FULL: Final = ((90, "error"), (75, "ask"))
 """From which share of its window on the context's meter is shown how."""
@@ -17,7 +17,7 @@ DOING: Final = 40
 ENDED: Final = ("killed", "failed")
 
 
-def below(rows: Sequence[dict[str, Any]], id: str) -> list[dict[str, Any]]:
+def descendants(rows: Sequence[dict[str, Any]], id: str) -> list[dict[str, Any]]:
     """Return those of `rows`, parents before their children, that stand below the agent `id`."""
     within = {id}
     found = []
@@ -28,12 +28,12 @@ def below(rows: Sequence[dict[str, Any]], id: str) -> list[dict[str, Any]]:
     return found
 
 
-def live(rows: Sequence[dict[str, Any]], id: str) -> list[dict[str, Any]]:
+def live_descendants(rows: Sequence[dict[str, Any]], id: str) -> list[dict[str, Any]]:
     """Return those below the agent `id` that would go on living without it."""
-    return [row for row in below(rows, id) if row["kind"] != "holder" and row["status"] not in ENDED]
+    return [row for row in descendants(rows, id) if row["kind"] != "holder" and row["status"] not in ENDED]
 
 
-def bar(
+def format_status_bar(
     rows: Sequence[dict[str, Any]],
     id: str,
     width: int,
@@ -46,14 +46,14 @@ def bar(
     `widgets` what extensions say."""
     row = next((row for row in rows if row["id"] == id), None)
     if row is None:
-        return cut([("note", "(no word of the agent: it was ended, or its daemon is gone)")], width)
+        return truncate([("note", "(no word of the agent: it was ended, or its daemon is gone)")], width)
     parts = [[part] for part in _own(row, working)]
     parts += [[("", each)] for each in widgets]
-    at_work = [each for each in live(rows, id) if each["pending"] is not None]
-    if others := live(rows, id):
+    at_work = [each for each in live_descendants(rows, id) if each["pending"] is not None]
+    if others := live_descendants(rows, id):
         parts.append([("", f"{terminal.pluralize(len(others), 'subagent')}, {len(at_work)} at work")])
     parts += [[("note", _doing(each, now))] for each in at_work]
-    return cut(_joined(parts), width)
+    return truncate(_joined(parts), width)
 
 
 def _own(row: dict[str, Any], working: float | None) -> Iterator[Piece]:

@@ -11,7 +11,7 @@ from orch_worker.conversation.prompt_markers import as_said
 from ..render import terminal
 from ..render.progress import progress_line
 from ..render.transcript import TurnPrinter
-from .pastes import prompted
+from .pastes import format_prompt
 from .text.live_text import LiveText
 
 __all__ = ["TurnLog"]
@@ -41,7 +41,7 @@ class TurnLog:
             return
         by_user = not event["from_inbox"] and not event["asker"]
         prompt = event["prompt"][:PROMPT]
-        self._sheet.note(prompted(prompt) if event["met"] and by_user else f"{_whose(event)}: {prompt}", "you")
+        self._sheet.note(format_prompt(prompt) if event["met"] and by_user else f"{_whose(event)}: {prompt}", "you")
         if event["met"]:
             self._sheet.note("(it is at work on that)")
 
@@ -100,7 +100,7 @@ class TurnLog:
         if block["type"] == "text":
             if style:
                 if said := as_said(split_first_prompt(block["text"])[1]):  # what it was told of its project is nobody's
-                    self._sheet.note(prompted(said), style)
+                    self._sheet.note(format_prompt(said), style)
             else:
                 self._sheet.text(block["text"])
                 self._sheet.over()

@@ -37,9 +37,9 @@ def _prompts(arguments: Namespace) -> int:
     if arguments.name is None and arguments.var:
         raise CommandError("UsageError", "--var is for a template: name it; orch prompts lists them", 2)
     if arguments.name is None:
-        from ..resources.prompt_templates import usable
+        from ..resources.prompt_templates import usable_templates
 
-        templates, faults = usable(there.all())
+        templates, faults = usable_templates(there.all())
         rows = template_data(templates)
         command.print_result(
             arguments,

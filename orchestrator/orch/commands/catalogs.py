@@ -13,7 +13,7 @@ from orch_protocol.core.errors import OrchError
 from orch_protocol.resources.extensions import Manifest
 from orch_protocol.resources.slash_commands import CommandCatalog, CommandRow, Keybinding, ListCommands, Widget
 
-from ..resources.prompt_templates import PromptTemplate, usable
+from ..resources.prompt_templates import PromptTemplate, usable_templates
 from ..tree.journal import events
 from .builtin_commands import COMMANDS
 from .parse import NAME, read
@@ -34,7 +34,7 @@ async def catalog_of(here: SessionContext) -> CommandCatalog:
     templates: list[PromptTemplate] = []
     brought = await extension_catalog(here)
     try:
-        templates, notes = usable(await here.root.disk.do(templates_of, here))
+        templates, notes = usable_templates(await here.root.disk.do(templates_of, here))
     except OrchError as error:
         notes.append(f"templates: {error}")
     made = merge_catalogs([template_row(each) for each in templates], replace(brought, notes=(*brought.notes, *notes)))

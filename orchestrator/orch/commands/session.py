@@ -220,8 +220,10 @@ async def compact(here: SessionContext) -> CommandResult:
 async def plan(here: SessionContext) -> CommandResult:
     on, was, task = here.get("off") is None, here.spec.plan, here.get("task")
     process = here.root.workers.peer(here.id) if on != was and here.get("drop") is None else None
-    if process and (names := await here.root.disk.do(namespace.bound, Path(here.spec.folder), process.since)):
-        lost = f"its process would end, and with it what its Python bound last: {namespace.listed(names)}"
+    if process and (
+        names := await here.root.disk.do(namespace.names_before_restart, Path(here.spec.folder), process.since)
+    ):
+        lost = f"its process would end, and with it what its Python bound last: {namespace.first_names(names)}"
         how = "/plan --drop" if on else "/plan --off --drop"
         return CommandResult(f"{lost}. {how} goes on without that; what is under a handle is kept", is_error=True)
     row = await here.ask(SET_PLAN_MODE, ref=here.id, on=on)

@@ -26,7 +26,7 @@ from ..render.resources import memory as memory_rows
 from ..render.resources import prompts as prompt_rows
 from ..resources.extensions import find, templates_for
 from ..resources.memory import add_note, open_memory, select_notes
-from ..resources.prompt_templates import PromptTemplate, usable
+from ..resources.prompt_templates import PromptTemplate, usable_templates
 from .registry import CommandResult, SessionContext, command, positional, remainder
 
 __all__ = ["COMMANDS", "fill_template", "templates_of"]
@@ -46,7 +46,7 @@ def templates_of(here: SessionContext) -> list[PromptTemplate]:
 
 @command("templates", "prompts with variables, which /template NAME asks", group=GROUP)
 async def templates(here: SessionContext) -> CommandResult:
-    found, faults = usable(await here.root.disk.do(templates_of, here))
+    found, faults = usable_templates(await here.root.disk.do(templates_of, here))
     rows = prompt_rows.template_data(found)
     told = prompt_rows.template_table(rows) if rows else "no templates: see docs/agents.md"
     return CommandResult("\n".join([told, *faults]), rows)
@@ -176,7 +176,7 @@ async def configured(here: SessionContext) -> CommandResult:
 
 def _configured(here: SessionContext) -> CommandResult:
     loaded = config.load(Path(here.spec.cwd), os.environ, home=here.root.hooks.home)
-    values = config.flat(loaded.config)
+    values = config.flatten(loaded.config)
     rows = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
     return CommandResult("\n".join([*loaded.notes, config_render.table(values, loaded.sources)]), rows)
 

@@ -36,10 +36,10 @@ __all__ = [
     "Default",
     "Loaded",
     "check",
-    "flat",
+    "flatten",
     "leaves",
     "load",
-    "nested",
+    "unflatten",
     "unknown_tool_notes",
 ]
 
@@ -140,7 +140,7 @@ def load(
     merged = _merged(layers)
     _check_names(merged, home)
     notes += unknown_tool_notes({key: setting.value for key, setting in merged.items()}, merged)
-    config = msgspec.convert(nested({key: setting.value for key, setting in merged.items()}), Config)
+    config = msgspec.convert(unflatten({key: setting.value for key, setting in merged.items()}), Config)
     check_combination(config, {key: setting.source for key, setting in merged.items()})
     return Loaded(config, {key: setting.source for key, setting in merged.items()}, tuple(notes))
 
@@ -150,7 +150,7 @@ def check(path: Path, content: bytes, home: Path) -> None:
     _check_names(_parse(path, content), home)
 
 
-def checked(config: Config) -> Config:
+def check_config(config: Config) -> Config:
     """Return the `config` that a program has made, each value of it of its type. Raises ConfigError."""
     try:
         found = msgspec.convert(msgspec.to_builtins(config, enc_hook=os.fspath), Config)
@@ -202,7 +202,7 @@ def _value(layer: Layer, key: str) -> Any:
     return layer[key].value if key in layer else None
 
 
-def flat(config: Config) -> dict[str, Any]:
+def flatten(config: Config) -> dict[str, Any]:
     """Return the values of `config` by dotted key."""
     return {RENAMED.get(key, key): value for key, value in leaves(msgspec.to_builtins(config))}
 
@@ -240,12 +240,12 @@ SECTIONS: Final = frozenset(key[:place] for key in TYPES for place, mark in enum
 
 def _check_names(layer: Layer, home: Path) -> None:
     """Raise ConfigError where `layer` names a preset, a tool or a provider that does not exist."""
-    from orch_worker.tools.dispatch.presets import resolve
+    from orch_worker.tools.dispatch.presets import granted_tools
 
     checks: dict[str, Callable[[Any], object]] = {
         "model": lambda model: _check_model(model, home),
-        "subagents.default_preset": resolve,
-        "subagents.default_tools": lambda tools: resolve(None, tools),
+        "subagents.default_preset": granted_tools,
+        "subagents.default_tools": lambda tools: granted_tools(None, tools),
         "subagents.chat_models": lambda patterns: _check_patterns(patterns, home),
         "policy.function": _check_function,
     }
@@ -311,7 +311,7 @@ def _check_patterns(patterns: Sequence[str], home: Path) -> None:
 
 
 def _defaults() -> Layer:
-    return {key: Setting(value, DEFAULT) for key, value in flat(Config()).items()}
+    return {key: Setting(value, DEFAULT) for key, value in flatten(Config()).items()}
 
 
 def _merged(layers: list[Layer]) -> Layer:
@@ -324,7 +324,7 @@ def _merged(layers: list[Layer]) -> Layer:
 _FORMER: Final = {new: old for old, new in RENAMED.items()}
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by dotted key as nested tables, named as `Config` encodes them."""
     tables: dict[str, Any] = {}
     for key, value in values.items():

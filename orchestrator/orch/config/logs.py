@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from orch_worker.system.secrets import masked
+from orch_worker.system.secrets import mask_secrets
 
 __all__ = ["logger", "open_log"]
 
@@ -29,7 +29,7 @@ class _WithoutKeys(logging.Formatter):
         self._secrets = secrets
 
     def format(self, record: logging.LogRecord) -> str:
-        return masked(super().format(record), tuple(self._secrets))
+        return mask_secrets(super().format(record), tuple(self._secrets))
 
 
 class BoundedLog(logging.handlers.RotatingFileHandler):

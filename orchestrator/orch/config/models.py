@@ -13,9 +13,9 @@ from orch_protocol.agent.spec import BackendSpec
 from orch_worker.backends.local_servers import installed, locate
 from orch_worker.backends.models import ModelCatalog
 from orch_worker.backends.registry import PROVIDERS, complete
-from orch_worker.system.secrets import SEARCH_KEY, holds_secret, plain
+from orch_worker.system.secrets import SEARCH_KEY, holds_secret, is_plain_value
 
-__all__ = ["ANY", "Catalog", "about", "keys_in", "listed", "permits"]
+__all__ = ["ANY", "Catalog", "keys_in", "list_entries", "matches_any", "model_entry"]
 
 ANY = "*"
 
@@ -49,17 +49,17 @@ class Catalog:
 
         Only those whose provider needs no key or has one here, and that `patterns` permit.
         """
-        rows = {row.model: row for row in listed(self._known, self._keys)}
+        rows = {row.model: row for row in list_entries(self._known, self._keys)}
         for provider, server in self._known.providers.items():
             if server.listing:
                 rows = {model: row for model, row in rows.items() if not model.startswith(f"{provider}:")}
                 for name in await self._installed(provider):
-                    rows[f"{provider}:{name}"] = about(self._known, provider, name, self._keys)
+                    rows[f"{provider}:{name}"] = model_entry(self._known, provider, name, self._keys)
         for model in (*named, *(pattern for pattern in patterns or () if ANY not in pattern)):
             spec = parse_model(model)
             if spec.model and spec.provider in self._known.providers and model not in rows:
-                rows[model] = about(self._known, spec.provider, spec.model, self._keys)
-        return [row for row in rows.values() if (row.key or not row.keys) and permits(patterns, row.model)]
+                rows[model] = model_entry(self._known, spec.provider, spec.model, self._keys)
+        return [row for row in rows.values() if (row.key or not row.keys) and matches_any(patterns, row.model)]
 
     async def _installed(self, provider: str) -> list[str]:
         try:
@@ -68,22 +68,22 @@ class Catalog:
             return []
 
 
-def permits(patterns: Sequence[str] | None, model: str) -> bool:
+def matches_any(patterns: Sequence[str] | None, model: str) -> bool:
     """Return whether one of `patterns` fits `model`, `provider:name`; None permits every model, of a real provider."""
     if parse_model(model).provider in PROVIDERS:
         return False
     return patterns is None or any(fnmatchcase(model, pattern) for pattern in patterns)
 
 
-def listed(known: ModelCatalog, keys: Container[str]) -> Iterator[ModelRow]:
+def list_entries(known: ModelCatalog, keys: Container[str]) -> Iterator[ModelRow]:
     """Yield every entry of `known`; a `*` behind a name stands for whatever else begins like that."""
     for provider in known.providers:
         for name in known.models.get(provider, {"": None}):
-            row = about(known, provider, name, keys)
+            row = model_entry(known, provider, name, keys)
             yield row if name and row.price_known else replace(row, model=row.model + ANY)
 
 
-def about(known: ModelCatalog, provider: str, name: str, keys: Container[str]) -> ModelRow:
+def model_entry(known: ModelCatalog, provider: str, name: str, keys: Container[str]) -> ModelRow:
     """Return what is known of one model. Raises ConfigError for an unknown provider."""
     model = known.look_up(provider, name)
     return ModelRow(
@@ -103,8 +103,10 @@ def about(known: ModelCatalog, provider: str, name: str, keys: Container[str]) -
 def keys_in(env: Mapping[str, str], known: ModelCatalog) -> dict[str, str]:
     """Return the secrets in `env` that the models `known` and web search use, for the birth pipes of workers.
 
-    A header's variable that is no secret goes by the name that `plain` returns.
+    A header's variable that is no secret goes by the name that `is_plain_value` returns.
     """
     found = {name: env[name] for name in (*known.secrets, SEARCH_KEY) if env.get(name)}
     wanted = {name: env[name] for name in known.variables if env.get(name) and name not in found}
-    return found | {name if holds_secret(name, value) else plain(name): value for name, value in wanted.items()}
+    return found | {
+        name if holds_secret(name, value) else is_plain_value(name): value for name, value in wanted.items()
+    }

@@ -32,7 +32,7 @@ class Trusted:
     def add(self, key: str, hash: str) -> None:
         """Let `hash` be that of `key`. Raises ConfigError, StoreError."""
         paths.private_dir(self._file.parent)
-        atomic_json.change(self._file, dict[str, str], {}, self._then, lambda known: known | {key: hash})
+        atomic_json.change_json(self._file, dict[str, str], {}, self._then, lambda known: known | {key: hash})
 
     def remove(self, key: str) -> bool:
         """Let there be none of `key`; False when there was none. Raises ConfigError, StoreError."""
@@ -42,7 +42,7 @@ class Trusted:
         def without(known: dict[str, str]) -> dict[str, str]:
             return {each: hash for each, hash in known.items() if each != key}
 
-        return key in atomic_json.change(self._file, dict[str, str], {}, self._then, without)
+        return key in atomic_json.change_json(self._file, dict[str, str], {}, self._then, without)
 
 
 def project_file(folder: Path) -> Path:

@@ -35,12 +35,12 @@ from orch_protocol.wire.frames import DECODE_ERRORS, VERSION
 from orch_protocol.wire.watch_events import WatchAgent
 from orch_worker.backends import models
 from orch_worker.process import worker_init
-from orch_worker.sandbox.probe import AvailableLevels, describe, machine
+from orch_worker.sandbox.probe import AvailableLevels, available_levels, describe
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.system.secrets import holds_secret
 
 from ..config import paths
-from ..config.config import ROOT_WIDE, flat, load
+from ..config.config import ROOT_WIDE, flatten, load
 from ..config.logs import logger, open_log
 from ..config.version import version
 from ..policy.caller import USER, AgentCaller
@@ -62,7 +62,7 @@ log = logger("orch.daemon.daemon")
 
 async def _machine() -> AvailableLevels:
     """Return what this machine can keep tools from; it is tried once, beside what else there is to do."""
-    return await asyncio.to_thread(machine)
+    return await asyncio.to_thread(available_levels)
 
 
 T = TypeVar("T", bound=Struct)
@@ -258,7 +258,7 @@ class Daemon:
             home=str(self._home),
             started_at=self._started_at,
             model=self._config.model,
-            settings={key: value for key, value in flat(self._config).items() if key in ROOT_WIDE},
+            settings={key: value for key, value in flatten(self._config).items() if key in ROOT_WIDE},
         )
 
     async def _told_to_stop(self, params: Stop, client: Client) -> Stopping:
@@ -374,7 +374,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ready", type=int, metavar="FD", help="descriptor to report to, once, as JSON")
     arguments = parser.parse_args(argv)
     os.umask(0o077)
-    worker_init.hide()  # it holds the keys of all workers
+    worker_init.protect_memory()  # it holds the keys of all workers
     few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
     if few != resource.RLIM_INFINITY and few < enough:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from ..replay.readers import Recording, read_recordings, scale_of
 from ..replay.report import ReplayPricing, replay
 
-__all__ = ["Course", "bill", "course_of", "read_session"]
+__all__ = ["Course", "course_of", "read_session", "session_cost"]
 
 POLICIES: Final = ("none", "balanced")
 
@@ -54,7 +54,7 @@ def course_of(recording: Recording) -> Course:
     return Course(tuple(without), tuple(archived))
 
 
-def bill(recording: Recording, folder: Path, terms: ReplayPricing) -> Sequence[float]:
+def session_cost(recording: Recording, folder: Path, terms: ReplayPricing) -> Sequence[float]:
     """Return the cost in dollars without archival and with it, under the prices of `terms` with prompt caching.
 
     Archives of the calculation go to `folder`.

@@ -16,7 +16,7 @@ from ..api.sync import Subagent
 from ..replay.report import ReplayPricing
 from .bug_hunt import Script
 from .chart import PLAIN_WITH, PLAIN_WITHOUT, WITH, WITHOUT, svg_chart, text_chart
-from .context_meter import Course, bill, course_of, read_session
+from .context_meter import Course, course_of, read_session, session_cost
 from .screen import REFRESH_SECONDS, DemoScreen
 
 __all__ = ["TOKENS_PER_CELL", "PlayedSession", "progress_line", "run_long_session", "show_session"]
@@ -58,7 +58,7 @@ def run_long_session(
             screen.quote(reply.text)
     recording = read_session(file)
     course = course_of(recording)
-    without, archived = bill(recording, home / "bill", ReplayPricing(items=0))
+    without, archived = session_cost(recording, home / "bill", ReplayPricing(items=0))
     session = PlayedSession(course, without, archived, _save(svg_chart(course.without, course.archived)))
     show_session(screen, session)
     return session

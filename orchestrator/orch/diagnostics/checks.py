@@ -18,8 +18,8 @@ from orch_protocol.core.errors import LockedError, OrchError, SandboxError
 from orch_protocol.core.ids import new_id
 from orch_protocol.policy.sandbox import BY_NAME_ONLY, WORDS
 from orch_worker.backends import models
-from orch_worker.sandbox.launcher_client import missing
-from orch_worker.sandbox.probe import describe, machine
+from orch_worker.sandbox.launcher_client import unavailable_reason
+from orch_worker.sandbox.probe import available_levels, describe
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.system.secrets import SEARCH_KEY
 
@@ -108,7 +108,7 @@ def processes() -> Finding:
 
 def sandbox() -> Finding:
     """Tools can be kept from what they are to be kept from."""
-    offer, wanted = machine(), config.load(Path.cwd(), os.environ).config.sandbox
+    offer, wanted = available_levels(), config.load(Path.cwd(), os.environ).config.sandbox
     try:
         sandboxing.check_required_levels(wanted, lambda: offer)
     except SandboxError as error:
@@ -123,7 +123,7 @@ def sandbox() -> Finding:
 def denied_paths() -> Finding:
     """Commands can be kept from denied paths, credentials and orch's own files."""
     rules = config.load(Path.cwd(), os.environ).config.policy
-    if not (why := missing()):
+    if not (why := unavailable_reason()):
         return Finding("ok", "unreadable for commands, as are credentials and the files of orch")
     if rules.require_denied_paths and rules.denied_paths:
         what = f"policy.require_denied_paths is set: {sandboxing.REFUSED}"

@@ -9,19 +9,19 @@ __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 
 def load_ipython_extension(shell: Any) -> None:
     """Give the shell, IPython's InteractiveShell, its magics. Starts nothing: the first question does."""
-    from .magic import OrchMagics, questions
+    from .magic import OrchMagics, rewrite_questions
 
     shell.register_magics(OrchMagics(shell))
-    if questions not in shell.input_transformers_cleanup:
-        shell.input_transformers_cleanup.append(questions)
+    if rewrite_questions not in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.append(rewrite_questions)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Take the magics away, and end what they started."""
-    from .magic import OrchMagics, questions
+    from .magic import OrchMagics, rewrite_questions
 
-    if questions in shell.input_transformers_cleanup:
-        shell.input_transformers_cleanup.remove(questions)
+    if rewrite_questions in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.remove(rewrite_questions)
     magics = shell.magics_manager.registry.pop(OrchMagics.__name__, None)
     if magics is not None:
         magics.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orch_protocol.agent.spec import Template
-from orch_worker.tools.python.namespace import lend, take_back
+from orch_worker.tools.python.namespace import share_names, take_back
 
 from ..processes import default_launcher
 from ..processes.base import LaunchRequest, WorkerProcess
@@ -47,7 +47,7 @@ class NotebookLauncher:
         self.own = self.own or request.agent_id
         if request.agent_id != self.own:
             return await self._apart.launch(request)
-        lend(self.own, self._names)
+        share_names(self.own, self._names)
         return await self._here.launch(request)
 
     async def stop(self) -> None:

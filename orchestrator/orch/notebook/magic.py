@@ -25,7 +25,7 @@ from ..render import terminal
 from .session import Choice, NotebookSession
 from .view import Told, TurnView
 
-__all__ = ["MagicLine", "OrchMagics", "parse", "questions"]
+__all__ = ["MagicLine", "OrchMagics", "parse", "rewrite_questions"]
 
 
 # --- What is said behind `%orch` ---
@@ -97,7 +97,7 @@ def _script(file: Path) -> ScriptedBackend:
         raise ConfigError(f"script {file}: {error}") from error
 
 
-def questions(lines: list[str]) -> list[str]:
+def rewrite_questions(lines: list[str]) -> list[str]:
     """Return the lines of a cell with those that put a question to `%orch` as calls of it.
 
     IPython takes a line that ends with a question mark for a request for help, on its last word.

@@ -18,7 +18,7 @@ from ..chat.printing import turn_output
 from ..render import terminal
 from ..render.transcript import TurnPrinter
 
-__all__ = ["Told", "TurnView", "View", "harmless", "used"]
+__all__ = ["Told", "TurnView", "View", "sanitize_markdown", "usage_line"]
 
 
 NATURAL: Final = "end_turn"
@@ -104,7 +104,7 @@ class TurnView:
             self._items.append(_Note(f"the turn ended early: {reply.stop_reason}"))
         if reply.warning:
             self._items.append(_Note(reply.warning))
-        self._items.append(_Note(used(reply)))
+        self._items.append(_Note(usage_line(reply)))
 
     def failed(self, why: str) -> None:
         """Take in that there is no reply."""
@@ -155,7 +155,7 @@ class TurnView:
                 yield "\n".join(done)
                 done = []
             if isinstance(item, _Said):
-                yield harmless(item.text)
+                yield sanitize_markdown(item.text)
             else:
                 yield f"*{_plain(terminal.truncate_line(item.text, 2 * SHORT))}*"
         done += [f"- {_span(terminal.truncate_line(child, SHORT))}" for child in self._children]
@@ -177,7 +177,7 @@ class TurnView:
             yield "…"
 
 
-def used(reply: Reply) -> str:
+def usage_line(reply: Reply) -> str:
     """Return in a line what a turn took."""
     usage = reply.usage
     tokens = usage.input_tokens + usage.output_tokens
@@ -185,7 +185,7 @@ def used(reply: Reply) -> str:
     return f"{terminal.pluralize(reply.tool_calls, 'tool call')}, {tokens:,} tokens{cost}"
 
 
-def harmless(text: str) -> str:
+def sanitize_markdown(text: str) -> str:
     """Return Markdown whose only tags are those of code, ours, and whose images are links.
 
     A page that shows what a model said must not run it, nor tell a stranger by an image's address that it was looked
@@ -241,7 +241,7 @@ class Told:
     def reply(self, reply: Reply) -> None:
         """Print what is left of the turn, and what it took."""
         self._turn.reply(msgspec.to_builtins(reply))
-        self._over(reply.warning, used(reply))
+        self._over(reply.warning, usage_line(reply))
 
     def failed(self, why: str) -> None:
         """Print why there is no reply."""

@@ -19,7 +19,7 @@ from orch_protocol.core.text import scrub
 from orch_protocol.policy.approval import AnswerQuestion, AnswerResult, Consent, Permission, Question
 from orch_protocol.policy.policy import EXIT_PLAN
 from orch_worker.policy.policy_callback import PolicyCallback
-from orch_worker.system.threads import awaited, in_thread
+from orch_worker.system.threads import await_result, in_thread
 
 from .grants import Grant, GrantStore, covers, grant_of
 
@@ -239,7 +239,7 @@ class ApprovalBroker:
             said, error = await in_thread(lambda: approver(question))
             if error:
                 return None, error
-        return await awaited(said)
+        return await await_result(said)
 
     def _settle(self, id: str, answer: Consent, why: str) -> None:
         asked = self._open.pop(id, None)

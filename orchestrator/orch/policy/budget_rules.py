@@ -26,7 +26,7 @@ __all__ = [
     "format_usd",
     "low_budget_notice",
     "reduced_message",
-    "reservation",
+    "reservation_amount",
 ]
 
 LOW_SHARE: Final = 0.8
@@ -61,7 +61,9 @@ class BudgetAccount(Struct, frozen=True):
         return max(0.0, self.limit - self.spent)
 
 
-def reservation(least: float, enough: float, most: float, left: float, soon: float, *, others: bool) -> float | None:
+def reservation_amount(
+    least: float, enough: float, most: float, left: float, soon: float, *, others: bool
+) -> float | None:
     """Return how much of `left` to put aside for what is wanted, less than `least` for no; None is to wait.
 
     `soon` is what there is when everybody else is done, if nobody takes any of it. Where `others` share it, half of

@@ -48,7 +48,7 @@ from .budget_rules import (
     exhausted_message,
     low_budget_notice,
     reduced_message,
-    reservation,
+    reservation_amount,
 )
 
 __all__ = ["BudgetLedger"]
@@ -151,7 +151,7 @@ class BudgetLedger:
             tightest = min(accounts, key=lambda account: account.left)
             soon = min(accounts, key=lambda account: account.soon)
             others = self._others(node, tightest)
-            amount = reservation(least, enough, most, tightest.left, soon.soon, others=others)
+            amount = reservation_amount(least, enough, most, tightest.left, soon.soon, others=others)
             if amount is None:
                 return None
             if amount < least:

@@ -16,7 +16,7 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.options import HookOptions
 from orch_protocol.hooks.stages import STAGES, HookRow, HooksSpec, HookTally
 from orch_worker.hooks.loader import DisabledHooks, read_switches
-from orch_worker.system.atomic_json import locked, write
+from orch_worker.system.atomic_json import file_lock, write
 
 from ..config import paths
 
@@ -24,10 +24,10 @@ __all__ = [
     "AUDIT_LOG",
     "EVIDENCE",
     "HookLine",
+    "add_hook_totals",
     "hook_lines",
     "hooks_spec",
     "read_totals",
-    "record",
     "set_enabled",
     "sum_tallies",
     "switches_file",
@@ -128,7 +128,7 @@ def set_enabled(home: Path, name: str, *, enabled: bool) -> bool:
     """
     if name == AUDIT_LOG.name and not enabled:
         raise ConfigError("audit_log is what session files are, and is always on: read it with orch session audit")
-    with locked(_lock(home)):
+    with file_lock(_lock(home)):
         off = set(read_switches(str(switches_file(home))))
         before = set(off)
         off = off - {name} if enabled else off | {name}
@@ -137,10 +137,10 @@ def set_enabled(home: Path, name: str, *, enabled: bool) -> bool:
         return off != before
 
 
-def record(home: Path, ran: Iterable[HookTally], now: float | None = None) -> None:
+def add_hook_totals(home: Path, ran: Iterable[HookTally], now: float | None = None) -> None:
     """Add what hooks did to what they did before. Raises StoreError."""
     at = time.time() if now is None else now
-    with locked(_lock(home)):
+    with file_lock(_lock(home)):
         kept = read_totals(home)
         for each in ran:
             before = kept.get(each.row.name)

@@ -31,14 +31,14 @@ from orch_protocol.services.service import Service
 from orch_protocol.wire.frames import DECODE_ERRORS
 from orch_worker.hooks.dispatch import HookCallResult, said_of, watched
 from orch_worker.hooks.hook import Hook, HookContext, HookRegistry, make_hook
-from orch_worker.hooks.invoke import Calling, awaited, in_thread
+from orch_worker.hooks.invoke import Calling, await_hook, in_thread
 from orch_worker.hooks.observers import NotificationQueue
 from orch_worker.hooks.runner import HookCounter
 from orch_worker.system.threads import DeadlineExceeded, ThreadPool
 from orch_worker.tools.api.root_client import CallRoot
 
 from ..config.notices import notice
-from .hook_records import record, sum_tallies
+from .hook_records import add_hook_totals, sum_tallies
 
 __all__ = ["HookRegistrar", "RecordHooks", "ReportHook", "RootHooks"]
 
@@ -137,7 +137,7 @@ class RootHooks:
             elif not each[0].row.aside:
                 rows.append(_said(next(came)))
             elif each[0].waited:
-                rows.append(_said(await awaited(*each)))
+                rows.append(_said(await await_hook(*each)))
             else:
                 self._begin(self._watch(*each, do))
                 rows.append(HookReply())
@@ -200,7 +200,7 @@ class RootHooks:
 
     async def _watch(self, hook: Hook, event: Event, context: HookContext, do: RecordHooks) -> None:
         tally = HookCounter(hook.row)
-        tally.add(watched(hook.row.name, event.stage, await awaited(hook, event, context)))
+        tally.add(watched(hook.row.name, event.stage, await await_hook(hook, event, context)))
         self.ran((tally.take(),), do)
 
     def _context(self, hook: Hook, spec: AgentSpec, say: ReportHook, turn: str) -> HookContext:
@@ -316,7 +316,7 @@ def _at_once(act: Callable[..., None], home: Path, due: tuple[HookTally, ...]) -
 
 def _recorded(home: Path, ran: Iterable[HookTally]) -> None:
     try:
-        record(home, ran)
+        add_hook_totals(home, ran)
     except StoreError as error:
         notice(f"orch: what hooks did is not on record: {error}")
 

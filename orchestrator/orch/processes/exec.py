@@ -15,7 +15,7 @@ from typing import Final
 from orch_protocol.agent.spec import Template, WorkerBirth
 from orch_protocol.core.errors import LaunchError
 from orch_protocol.wire.zygote_messages import ForkWorker, encode, encode_birth
-from orch_worker.sandbox.launcher_client import missing
+from orch_worker.sandbox.launcher_client import unavailable_reason
 from orch_worker.system import linux
 
 from .base import LaunchRequest
@@ -229,7 +229,7 @@ class ExecLauncher:
 
     def mounts_missing(self) -> str:
         """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
-        return missing()
+        return unavailable_reason()
 
     async def launch(self, request: LaunchRequest) -> ChildProcess:
         """Return the worker, whose interpreter has only begun to start. Raises LaunchError."""

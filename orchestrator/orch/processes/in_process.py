@@ -18,7 +18,7 @@ from pathlib import Path
 from orch_protocol.agent.spec import Template
 from orch_protocol.core.errors import LaunchError
 from orch_worker.agent.runtime import Runtime
-from orch_worker.sandbox.launcher_client import missing
+from orch_worker.sandbox.launcher_client import unavailable_reason
 from orch_worker.transport.worker_endpoint import WorkerEndpoint
 from orch_worker.transport.zmq_asyncio import DealerSocket
 
@@ -112,7 +112,7 @@ class InProcessLauncher:
 
     def mounts_missing(self) -> str:
         """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
-        return missing()
+        return unavailable_reason()
 
     async def launch(self, request: LaunchRequest) -> ThreadWorker:
         """Return the started thread. Raises LaunchError when the system gives none."""

@@ -16,7 +16,7 @@ from orch_worker.system import linux
 
 from .descriptors import is_registered, register, release
 from .environment import command, worker_environment
-from .worker_logs import open_log, tail, trim
+from .worker_logs import open_log, read_tail, trim
 
 __all__ = ["ShimClient", "Started"]
 
@@ -134,7 +134,7 @@ class ShimClient:
     def _read_the_last(self) -> None:
         self._read()
         self._close()
-        said = tail(self._log, self._log_start)
+        said = read_tail(self._log, self._log_start)
         reason = f"the shim process ended with {self._process.returncode}" + (
             f"; its log ends:\n{said}" if said else ""
         )

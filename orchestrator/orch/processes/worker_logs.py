@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LIMIT", "open_log", "tail", "trim"]
+__all__ = ["LIMIT", "open_log", "read_tail", "trim"]
 
 LIMIT: Final = 1 << 20
 KEPT: Final = 1 << 18
@@ -39,7 +39,7 @@ def trim(path: str | Path) -> None:
         pass  # no log is worth more than the worker
 
 
-def tail(path: str | Path, since: int = 0, most: int = 2000) -> str:
+def read_tail(path: str | Path, since: int = 0, most: int = 2000) -> str:
     """Return the last `most` bytes that were written to `path` after offset `since`, as text; "" if there are none."""
     try:
         with open(path, "rb") as file:

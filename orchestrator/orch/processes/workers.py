@@ -23,7 +23,7 @@ from .descriptors import require_room
 from .oom_detector import OomDetector
 from .router import Transport, WorkerConnection
 from .session_holds import SessionHolds
-from .worker_logs import tail
+from .worker_logs import read_tail
 
 __all__ = ["Workers"]
 
@@ -200,7 +200,7 @@ class Workers:
         stuck = id in self._stuck
         self._stuck.discard(id)
         if stuck or (not detail and code != 0 and self._nodes[id].status in ("starting", "busy")):
-            said = tail(self.log(id))
+            said = read_tail(self.log(id))
             detail = "; ".join(filter(None, (detail, f"the end of its log:\n{said}" if said else "")))
         self._killed.discard(id)
         late = id in self._late

@@ -24,8 +24,8 @@ from orch_protocol.wire.zygote_messages import (
     decode_report,
     encode,
 )
-from orch_worker.sandbox.launcher_client import missing
-from orch_worker.system.linux import bury, exit_status, kill
+from orch_worker.sandbox.launcher_client import unavailable_reason
+from orch_worker.system.linux import exit_status, kill, reap_if_ended
 
 from ..tree.journal.events import BOOT_SECONDS
 from .base import LaunchRequest
@@ -34,7 +34,7 @@ from .environment import check_platform, command
 from .exec import ChildProcess, ChildProcesses, birth_pipe
 from .restart_intensity import RestartIntensity
 from .shim import ShimClient
-from .worker_logs import tail
+from .worker_logs import read_tail
 
 __all__ = ["ZygoteClient", "ZygoteLauncher"]
 
@@ -209,7 +209,7 @@ class ZygoteClient:
             self._loop.remove_reader(self._pidfd)
         for pidfd in (*self._graves, self._pidfd):
             if pidfd >= 0:
-                bury(pidfd)
+                reap_if_ended(pidfd)
                 release(pidfd)
         self._graves, self._pidfd = [], -1
 
@@ -221,7 +221,7 @@ class ZygoteClient:
     def _read_the_last(self) -> None:
         self._read()
         code = exit_status(self._pidfd)
-        said = tail(self._log, self._log_start)
+        said = read_tail(self._log, self._log_start)
         self.fail(
             f"the {self._template} zygote ended"
             + (f" with {code}" if code is not None else "")
@@ -274,7 +274,7 @@ class ZygoteLauncher:
 
     def mounts_missing(self) -> str:
         """Return why commands of its workers cannot have mount namespaces of their own, "" when they can."""
-        return missing()
+        return unavailable_reason()
 
     async def launch(self, request: LaunchRequest) -> ChildProcess:
         """Return the forked worker. Raises LaunchError, at the latest after `boot_timeout` seconds."""

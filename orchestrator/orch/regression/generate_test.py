@@ -31,7 +31,7 @@ from orch_protocol.session.entries import (
 )
 from orch_worker.backends.offline.scripted import RecordedRequest
 from orch_worker.conversation.framing import split_first_prompt
-from orch_worker.conversation.history import acceptable
+from orch_worker.conversation.history import valid_conversation
 from orch_worker.conversation.turns import is_answered
 from orch_worker.session.session import SessionState, UnknownEntry
 
@@ -39,7 +39,7 @@ from ..sessions.export import MESSAGE_ENTRIES
 from ..sessions.formats.conversation import ImportedSession, Kept, Told, path_of
 from ..tree.agents.agent_record import redacted_message
 
-__all__ = ["ReplayedSession", "differences", "plain", "recording_of", "source_of", "with_requests"]
+__all__ = ["ReplayedSession", "differences", "recording_of", "source_of", "to_script_data", "with_requests"]
 
 ENDS: Final = ("end_turn", "stop_sequence", "max_tokens", "refusal")
 """How a turn may have ended that can be told again: by the model's own doing."""
@@ -90,7 +90,7 @@ def recording_of(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] 
     told = [_turn(number, turn, ended, hooks=_is_hooked(spec)) for number, turn in enumerate(turns, 1)]
     messages = [entry for turn in turns for entry in turn]
     asked = text_of(messages[0].message)
-    whole = plain(acceptable([*history, *(entry.message for entry in messages)]))
+    whole = to_script_data(valid_conversation([*history, *(entry.message for entry in messages)]))
     story = {
         "task": spec.task,
         "agent": _made(spec),
@@ -105,7 +105,7 @@ def recording_of(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] 
     shown, shortened = _shortened(path[first:], messages)
     if not shortened:
         return story | {"conversation": whole}
-    conversation = plain(_folded([*_as_entries(history), *shown]))
+    conversation = to_script_data(_folded([*_as_entries(history), *shown]))
     return story | {"conversation": conversation, "whole": whole, "shortened": shortened}
 
 
@@ -352,7 +352,7 @@ def _item(message: Message) -> dict[str, Any]:
     return ({"text": text} if text or not calls else {}) | ({"tools": calls} if calls else {})
 
 
-def plain(messages: Iterable[Message]) -> list[Any]:
+def to_script_data(messages: Iterable[Message]) -> list[Any]:
     """Return what a script can say of `messages`, as JSON data: no thinking, no pictures, one text each."""
     found: list[dict[str, Any]] = []
     for message in messages:

@@ -35,7 +35,7 @@ from ..api.orchestrator import AsyncOrchestrator
 from ..sessions.formats.conversation import ImportedSession
 from ..testing import FakeLauncher, fake_world
 from ..tree.journal import events
-from .generate_test import ReplayedSession, differences, plain, recording_of, with_requests
+from .generate_test import ReplayedSession, differences, recording_of, to_script_data, with_requests
 
 __all__ = ["replay_recording", "replay_session"]
 
@@ -105,7 +105,7 @@ class _ReplayWorld:
             for number, turn in enumerate(self._story["turns"]):
                 await asyncio.to_thread(self._note, home, number)
                 await agent.query(turn["prompt"])
-            return ReplayedSession(plain((await agent.show(MANY)).messages), self._requests)
+            return ReplayedSession(to_script_data((await agent.show(MANY)).messages), self._requests)
 
     def _spec(self, id: str, home: Path, session: Path, folder: Path) -> AgentSpec:
         story = self._story

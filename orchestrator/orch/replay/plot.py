@@ -18,7 +18,7 @@ from .report import Outcome
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["KINDS", "checked", "draw"]
+__all__ = ["KINDS", "check_picture_path", "draw"]
 
 KINDS: Final = (".png", ".svg")
 INCHES: Final = (10.0, 7.0)
@@ -50,7 +50,7 @@ _LOOKS: Final = {
 }
 
 
-def checked(name: str) -> Path:
+def check_picture_path(name: str) -> Path:
     """Return `name` as the path of a picture that can be drawn. ConfigError for another kind, or without matplotlib."""
     file = Path(name)
     if file.suffix.lower() not in KINDS:
@@ -65,7 +65,7 @@ def checked(name: str) -> Path:
 
 
 def draw(outcomes: Sequence[Outcome], calls: Sequence[int], file: Path, *, usd: float, title: str = "") -> None:
-    """Draw `outcomes` into `file`, a name that `checked` passed: context size above, cost below, over the model calls.
+    """Draw `outcomes` into `file` (see `check_picture_path`): context size above, cost below, over the model calls.
 
     `calls` are the numbers of calls of the recordings, which follow each other; `usd` is what a million uncached input
     tokens cost. Raises StoreError when the file cannot be written.

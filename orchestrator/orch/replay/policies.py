@@ -99,7 +99,7 @@ class Compacting(Nothing):
             cut += 1
         charge(live * setting.prices.read + COMPACTED_TOKENS * setting.prices.output)
         self.collapses += 1
-        return [summary_message(filler(COMPACTED_TOKENS, setting.scale.estimator)), *context[cut:]]
+        return [summary_message(filler_text(COMPACTED_TOKENS, setting.scale.estimator)), *context[cut:]]
 
 
 class Masking(Nothing):
@@ -125,7 +125,7 @@ class Archiving(Nothing):
     def __init__(self, setting: ReplaySetting, config: ArchivalConfig, *, summaries: bool = True) -> None:
         super().__init__(setting)
         scale = setting.scale
-        text = filler(setting.summary_tokens, scale.estimator)
+        text = filler_text(setting.summary_tokens, scale.estimator)
         self._archiver = Archiver(
             setting.folder,
             "orch",
@@ -186,7 +186,7 @@ def policy_named(name: str, setting: ReplaySetting) -> Policy:
     return maker(setting)
 
 
-def filler(tokens: int, estimator: TokenEstimator) -> str:
+def filler_text(tokens: int, estimator: TokenEstimator) -> str:
     """Return a text of about `tokens` tokens that tells nothing."""
     once = estimator.text(FILLER * 20) / 20
     text = FILLER * (int(tokens / once) + 2)

@@ -16,7 +16,7 @@ from ..archival.plan.plan import SUMMARY_TOKENS
 from .policies import Policy, ReplaySetting, policy_named
 from .prices import Bill, Meter
 from .readers import Recording, Scale, scale_of
-from .retained_facts import KINDS, Share, evidence_in, reachable
+from .retained_facts import KINDS, Share, evidence_in, reachable_shares
 
 __all__ = ["USD_PER_MILLION", "Outcome", "Point", "ReplayPricing", "recorded_input", "replay", "report", "table"]
 
@@ -132,7 +132,7 @@ def _added(
     evicted = [each.message for each in recording.messages if id(each.message) not in kept]
     if terms.items:
         recall = None if archiver is None else lambda item: shown_hits(archiver.search(item))
-        for kind, share in reachable(evidence_in(evicted), context, recall, terms.items).items():
+        for kind, share in reachable_shares(evidence_in(evicted), context, recall, terms.items).items():
             evidence[kind] = evidence.get(kind, Share()) + share
     records = archiver.archives() if archiver else []
     turns = sum(record.kind == "turn" for record in records)

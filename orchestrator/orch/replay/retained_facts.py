@@ -14,7 +14,7 @@ from orch_worker.conversation.tokens import strings
 
 from ..archival.store.index import message_text
 
-__all__ = ["KINDS", "Share", "evidence_in", "reachable", "sampled"]
+__all__ = ["KINDS", "Share", "evidence_in", "reachable_shares", "sample_evenly"]
 
 KINDS: Final = ("paths", "commands", "numbers", "edits")
 
@@ -57,21 +57,21 @@ def evidence_in(messages: Iterable[Message]) -> dict[str, list[str]]:
     return {kind: [item for item in items if len(item) <= MOST_CHARS] for kind, items in found.items()}
 
 
-def sampled(items: Sequence[str], most: int) -> list[str]:
+def sample_evenly(items: Sequence[str], most: int) -> list[str]:
     """Return at most `most` of `items`, evenly spread."""
     if len(items) <= most:
         return list(items)
     return [items[place * len(items) // most] for place in range(most)]
 
 
-def reachable(
+def reachable_shares(
     items: dict[str, list[str]], context: Sequence[Message], recall: Callable[[str], str] | None, most: int
 ) -> dict[str, Share]:
     """Return, for each kind, which share of `items` stands in `context` or in what `recall` returns for the item."""
     there = "\n".join(message_text(message) for message in context)
     shares = {}
     for kind, all_items in items.items():
-        asked = sampled(all_items, most)
+        asked = sample_evenly(all_items, most)
         found = sum(item in there or (recall is not None and item in recall(item)) for item in asked)
         shares[kind] = Share(found, len(asked), len(all_items))
     return shares

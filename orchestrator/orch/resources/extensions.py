@@ -29,9 +29,9 @@ __all__ = [
     "Prompts",
     "disable",
     "enable",
+    "entry_point_folder",
+    "extension_specs",
     "find",
-    "offered",
-    "specs",
     "templates_for",
     "trust",
     "trust_file",
@@ -42,7 +42,7 @@ __all__ = [
 # --- What installed packages offer by entry points ---
 
 
-def offered(group: str, name: str, setting: str) -> Path:
+def entry_point_folder(group: str, name: str, setting: str) -> Path:
     """Return the folder of the package that is offered as `name` in the entry points `group`.
 
     Raises ConfigError, which names the `setting` that asks for it.
@@ -108,7 +108,7 @@ class Prompts:
             from orch_worker.extensions.loader import load
 
             try:
-                brought = [load(spec).prompts for spec in specs([found], self._home)]
+                brought = [load(spec).prompts for spec in extension_specs([found], self._home)]
             except ConfigError:
                 brought = []
             self._brought[found.path] = brought[0] if brought else {}
@@ -132,7 +132,7 @@ def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[FoundEx
     Raises ConfigError when what is switched off, or trusted, cannot be read.
     """
     places: list[tuple[Where, Path]] = [("user", each) for each in _folders(home / FOLDER)]
-    places += (("package", offered(GROUP, name, "extensions.load")) for name in packages)
+    places += (("package", entry_point_folder(GROUP, name, "extensions.load")) for name in packages)
     places += (("project", each) for each in _folders(folder / ".orch" / FOLDER))
     if not places:
         return []
@@ -150,7 +150,9 @@ def find(folder: Path, home: Path, packages: Iterable[str] = ()) -> list[FoundEx
     return list(found.values())
 
 
-def specs(found: Iterable[FoundExtension], home: Path, tools: Sequence[str] | None = None) -> tuple[ExtensionSpec, ...]:
+def extension_specs(
+    found: Iterable[FoundExtension], home: Path, tools: Sequence[str] | None = None
+) -> tuple[ExtensionSpec, ...]:
     """Return those of `found` that are on, as agents are told of them; of their tools `tools` alone, None: all."""
     return tuple(
         ExtensionSpec(
@@ -244,4 +246,4 @@ def _switch(home: Path, switched: Callable[[frozenset[str]], frozenset[str]]) ->
     def change(off: Off) -> Off:
         return Off(tuple(sorted(switched(frozenset(off.disabled)))))
 
-    return atomic_json.change(_off_file(home), Off, Off(), AGAIN, change).disabled
+    return atomic_json.change_json(_off_file(home), Off, Off(), AGAIN, change).disabled

@@ -10,7 +10,7 @@ import msgspec
 from orch_protocol.core.errors import ConfigError, EntryNotFoundError
 from orch_protocol.core.ids import new_entry_id
 from orch_protocol.resources.memory import MemorySpec, Note
-from orch_worker.memory.notes import MemoryStore, checked, folder_of, make_memory
+from orch_worker.memory.notes import MemoryStore, check_note, folder_of, make_memory
 
 from ..config.config import load
 
@@ -27,7 +27,7 @@ def open_memory(cwd: Path, home: Path) -> tuple[MemoryStore, MemorySpec]:
 def add_note(memory: MemoryStore, spec: MemorySpec, text: str) -> Note:
     """Add `text` as a note of the user and return the note. Raises ConfigError."""
     try:
-        text = checked(text, spec.note_chars)
+        text = check_note(text, spec.note_chars)
     except ValueError as error:
         raise ConfigError(f"cannot add the note: {error}") from error
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

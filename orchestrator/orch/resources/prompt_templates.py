@@ -13,7 +13,16 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.prompts import PromptConfig, PromptSpec
 from orch_protocol.core.text import scrub
 
-__all__ = ["Files", "InMemory", "Package", "PromptTemplate", "TemplateCatalog", "TemplateProvider", "places", "usable"]
+__all__ = [
+    "Files",
+    "InMemory",
+    "Package",
+    "PromptTemplate",
+    "TemplateCatalog",
+    "TemplateProvider",
+    "template_places",
+    "usable_templates",
+]
 
 MOST_BYTES: Final = 1 << 18
 SUFFIX: Final = ".md"
@@ -152,7 +161,7 @@ class TemplateCatalog:
     def all(self) -> list[PromptTemplate]:
         """Return all of them, by name. Raises ConfigError where two have the same."""
         found: dict[str, PromptTemplate] = {}
-        for provider in (*places(self._config, self._home), *self._added):
+        for provider in (*template_places(self._config, self._home), *self._added):
             for template in provider.templates():
                 if there := found.get(template.name):
                     raise ConfigError(
@@ -199,7 +208,7 @@ class TemplateCatalog:
         return PromptSpec(text, f"template {template.name} ({template.source})", self._config.rules)
 
 
-def usable(templates: Iterable[PromptTemplate]) -> tuple[list[PromptTemplate], list[str]]:
+def usable_templates(templates: Iterable[PromptTemplate]) -> tuple[list[PromptTemplate], list[str]]:
     """Return those of `templates` that can be filled in, and of each other one what is wrong with it."""
     found, faults = [], []
     for each in templates:
@@ -211,7 +220,7 @@ def usable(templates: Iterable[PromptTemplate]) -> tuple[list[PromptTemplate], l
     return found, faults
 
 
-def places(config: PromptConfig, home: Path) -> list[TemplateProvider]:
+def template_places(config: PromptConfig, home: Path) -> list[TemplateProvider]:
     """Return where the configuration looks for templates: folders, files, `package:folder`; and `prompts` in `home`."""
     found: list[TemplateProvider] = []
     for place in config.templates:

@@ -23,7 +23,7 @@ from orch_worker.skills.skill_file import FILES, skill_in
 from orch_worker.system.folder_digest import hash_of, skill_contents, skill_files
 
 from ..config.trust import Trusted
-from .extensions import offered
+from .extensions import entry_point_folder
 
 __all__ = ["FOLDER", "Found", "SkillCatalogs", "find", "folders_of", "trust", "trust_file", "untrust"]
 
@@ -115,7 +115,7 @@ def folders_of(folder: Path, home: Path, rules: SkillsConfig) -> Iterator[tuple[
         path = Path(place).expanduser()
         yield ("folder", path) if path.is_absolute() else ("project", folder / path)
     for name in rules.load:
-        yield "package", offered(GROUP, name, "skills.load")
+        yield "package", entry_point_folder(GROUP, name, "skills.load")
     yield "project", folder / ".orch" / FOLDER
 
 

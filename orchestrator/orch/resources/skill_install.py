@@ -29,7 +29,7 @@ from orch_worker.system.folder_digest import MOST_BYTES, skill_files
 from ..config import paths
 from .skill_discovery import SkillCatalogs, untrust
 
-__all__ = ["Installed", "install", "installed", "note", "remove"]
+__all__ = ["Installed", "install", "installed_from", "record_source", "remove"]
 
 
 # --- What skills were installed from where ---
@@ -47,12 +47,12 @@ class Installed(Struct, frozen=True):
     path: str = ""
 
 
-def installed(folder: Path, home: Path) -> Installed | None:
+def installed_from(folder: Path, home: Path) -> Installed | None:
     """Return where the skill in `folder` was installed from, None when it was not. Raises ConfigError."""
     return _record(home).get(_key(folder))
 
 
-def note(folder: Path, home: Path, row: Installed | None) -> None:
+def record_source(folder: Path, home: Path, row: Installed | None) -> None:
     """Take down where the skill in `folder` is from; None: it is not there any more. Raises ConfigError, StoreError."""
     paths.private_dir(home)
     key = _key(folder)
@@ -60,7 +60,7 @@ def note(folder: Path, home: Path, row: Installed | None) -> None:
     def noted(known: dict[str, Installed]) -> dict[str, Installed]:
         return {each: was for each, was in known.items() if each != key} | ({key: row} if row is not None else {})
 
-    atomic_json.change(_file(home), dict[str, Installed], {}, AGAIN, noted)
+    atomic_json.change_json(_file(home), dict[str, Installed], {}, AGAIN, noted)
 
 
 def _file(home: Path) -> Path:
@@ -117,7 +117,7 @@ def install(
             each.chmod(each.stat().st_mode & 0o700)
         skill = SkillCatalogs().look(copy)
         target = into / name
-        known = installed(target, home)
+        known = installed_from(target, home)
         if os.path.lexists(target) and not force:
             whence = f", from {known.source}" if known is not None else ""
             raise ConfigError(
@@ -134,7 +134,7 @@ def install(
     finally:
         shutil.rmtree(stage, ignore_errors=True)
     row = Installed(_KEYS.sub("", source), skill.hash, timestamp(), commit, path)
-    note(target, home, row)
+    record_source(target, home, row)
     return SkillSpec(skill.name, skill.description, hash=skill.hash, path=str(target), allowed=skill.allowed), row
 
 
@@ -146,7 +146,7 @@ def remove(name: str, into: Path, home: Path, *, force: bool = False) -> Path:
     target = into / name
     if not _is_one(name) or not os.path.lexists(target):
         raise ConfigError(f"there is no skill {name!r} in {into}")
-    row = installed(target, home)
+    row = installed_from(target, home)
     if not force and row is None:
         raise ConfigError(f"skill {name!r} in {into} was not installed from anywhere: --force removes it all the same")
     if not force and row is not None and SkillCatalogs().look(target).hash != row.hash:
@@ -155,7 +155,7 @@ def remove(name: str, into: Path, home: Path, *, force: bool = False) -> Path:
         target.unlink()
     else:
         shutil.rmtree(target)
-    note(target, home, None)
+    record_source(target, home, None)
     untrust(target, home)
     return target
 

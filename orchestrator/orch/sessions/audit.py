@@ -18,9 +18,9 @@ from orch_protocol.core.errors import ForeignFileError
 from orch_protocol.core.messages import Message, Reply, Text, Thinking, ToolResult, ToolUse, Usage, text_of
 from orch_protocol.hooks.stages import ACTED, HookAction, HookActions
 from orch_protocol.session import entries
-from orch_worker.session.log.append_log import scan
+from orch_worker.session.log.append_log import scan_lines
 from orch_worker.session.log.record_format import UncheckedLine
-from orch_worker.system.files import cannot
+from orch_worker.system.files import io_error
 
 from .formats.native import is_ours
 
@@ -67,7 +67,7 @@ def audit(path: Path) -> Iterator[AuditRow]:
             if not is_ours(file.readline().rstrip(b"\r\n")):
                 raise ForeignFileError(f"{path} is no session file of orch: there is no chain in it to go by")
             file.seek(0)
-            for number, (_, _, sealed, remark) in enumerate(scan(file), 1):
+            for number, (_, _, sealed, remark) in enumerate(scan_lines(file), 1):
                 if sealed is None:
                     waiting.append(AuditRow(number, "damage", remark=remark))
                     continue
@@ -77,7 +77,7 @@ def audit(path: Path) -> Iterator[AuditRow]:
                     yield from waiting
                     waiting.clear()
     except OSError as error:
-        raise cannot("read", path, error) from error
+        raise io_error("read", path, error) from error
     yield from (row if row.what == "damage" else replace(row, remark=UNFINISHED) for row in waiting)
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 from orch_protocol.core.errors import DamagedError, LockedError, OrchError, StoreError
 from orch_protocol.session.entries import Entry, MessageEntry, SessionHeader, TranscriptPosition
 from orch_protocol.session.tree import FileFinding
-from orch_worker.session.log.append_log import READ_BUFFER_BYTES, AppendLog, LogContents, load, objects, scan
+from orch_worker.session.log.append_log import READ_BUFFER_BYTES, AppendLog, LogContents, load, read_objects, scan_lines
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.session.log_reader import KNOWN
 from orch_worker.session.transcript import NAME as SESSION
@@ -180,7 +180,7 @@ def _whole(path: Path) -> Iterator[tuple[int, bytes | None]]:
     waiting: list[tuple[int, bytes | None]] = []
     try:
         with open(open_regular(path, os.O_RDONLY), "rb", buffering=READ_BUFFER_BYTES) as file:
-            for number, (_, _, sealed, remark) in enumerate(scan(file), 1):
+            for number, (_, _, sealed, remark) in enumerate(scan_lines(file), 1):
                 if remark:
                     waiting.append((number, None))
                 if sealed is not None:
@@ -250,7 +250,7 @@ def _acknowledged(journal: Path) -> dict[str, AgentRecord]:
     """Return the agents of a run of whose transcripts the journal knows a line, by id."""
     try:
         nodes = TreeState(
-            entry for line in objects(journal, header=HEADER) if (entry := decode_entry(line)) is not None
+            entry for line in read_objects(journal, header=HEADER) if (entry := decode_entry(line)) is not None
         )
     except (OrchError, *DECODE_ERRORS):
         return {}  # that it cannot be read is found already

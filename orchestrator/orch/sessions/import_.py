@@ -21,7 +21,7 @@ from orch_protocol.core.text import scrub
 from orch_protocol.session.entries import ArchiveEntry, MessageEntry, SessionHeader, TurnEndEntry, UpgradeEntry
 from orch_worker.conversation.framing import is_project, split_first_prompt
 from orch_worker.session.log.append_log import AppendLog
-from orch_worker.session.log_reader import digest, read_spans
+from orch_worker.session.log_reader import read_spans, sha256_of
 from orch_worker.session.transcript import NAME
 
 from ..config.paths import private_dir
@@ -122,7 +122,7 @@ def _archived(entry: ArchiveEntry, moved: _Moved, log: AppendLog) -> ArchiveEntr
     for name in ("spans", "own"):
         if name in record:
             record[name] = [each for span in record[name] for each in moved.span((span[0], span[1]))]
-    sha256 = digest(read_spans(log.path, spans)) if collapse.sha256 else ""
+    sha256 = sha256_of(read_spans(log.path, spans)) if collapse.sha256 else ""
     if record.get("sha256"):
         record["sha256"] = sha256
     return msgspec.structs.replace(

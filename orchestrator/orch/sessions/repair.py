@@ -20,7 +20,7 @@ from orch_worker.session.log.append_log import AppendLog, load
 from orch_worker.session.log.atomic_rewrite import SUFFIX, discard_unfinished
 from orch_worker.session.log.lock import FolderLock
 from orch_worker.session.transcript import NAME
-from orch_worker.system.files import cannot, sync_folder
+from orch_worker.system.files import io_error, sync_folder
 
 from ..tree.agents.state import iso_time
 from .findings import SESSION_HEADER, in_archives, in_session
@@ -84,7 +84,7 @@ def mend(folder: Path, agent: str) -> tuple[list[str], Path]:
         sync_folder(folder)
         return done, kept
     except OSError as error:
-        raise cannot("mend", path, error) from error
+        raise io_error("mend", path, error) from error
     finally:
         discard_unfinished(path)
         lock.release()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from orch_protocol.agent.project import ContextConfig, ProjectSurvey
-from orch_worker.prompt.project_scan import WALK_SECONDS, survey
+from orch_worker.prompt.project_scan import WALK_SECONDS, survey_project
 from orch_worker.tools.api.base import ToolContext
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _found(folder: str, rules: ContextConfig) -> CachedFacts:
     """Look, and return what holds for longer than this moment; without marks it does not."""
     marks: dict[Path, Mark] = {}
     began, until = time.time_ns(), time.monotonic() + WALK_SECONDS
-    seen = survey(rules, ToolContext(Path(folder)), lambda path: marks.setdefault(path, _mark(path)))
+    seen = survey_project(rules, ToolContext(Path(folder)), lambda path: marks.setdefault(path, _mark(path)))
     fresh = any(mark is not None and mark[0] > began - SETTLED_NS for mark in marks.values())
     return CachedFacts(seen, {} if fresh or time.monotonic() > until else marks)
 

@@ -15,7 +15,7 @@ from orch_protocol.core.messages import Reply
 from orch_protocol.wire.tool_events import CallEvent, CallReport
 from orch_protocol.wire.watch_events import TurnEnded, TurnStarted
 from orch_protocol.wire.worker_messages import TurnEvent, TurnSoFar
-from orch_worker.system.threads import awaited, in_thread, told
+from orch_worker.system.threads import await_result, describe_exception, in_thread
 from orch_worker.transport.turn_event_buffer import TurnEventBuffer
 
 from ..tree.agents.state import AgentRecord, TreeState
@@ -229,12 +229,12 @@ class _ObserverTask:
             try:
                 said: Any = self.observer(event)
             except Exception as error:  # such as one that takes no event
-                return told(error)
+                return describe_exception(error)
         else:
             said, failed = await in_thread(lambda: self.observer(event))
             if failed:
                 return failed
-        return (await awaited(said))[1]
+        return (await await_result(said))[1]
 
     def _complain(self, message: str) -> None:
         asyncio.get_running_loop().call_exception_handler({"message": f"orch: {message}"})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch.archival.adapters import convert_message, decode_message, detect, encode_message, format_named
-from orch.archival.adapters.base import difference, restore
+from orch.archival.adapters.base import apply_difference, difference
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Image, Message, Opaque, Text, Thinking, ToolResult, ToolUse
 
@@ -126,7 +126,7 @@ def test_messages_are_restored_exactly(name: str, raw: dict[str, Any]) -> None:
 @given(json_values, json_values)
 def test_differences_restore(written: Any, raw: Any) -> None:
     """Whatever two values are, their difference turns one into the other, types and all."""
-    restored = restore(written, difference(written, raw))
+    restored = apply_difference(written, difference(written, raw))
     assert repr_sorted(restored) == repr_sorted(raw)
 
 

@@ -181,10 +181,10 @@ def half_an_append_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """For one of the two who read it."""
 
     def wrong(line: bytes) -> record_format.UncheckedLine | None:
-        sealed = record_format.unseal(line)
+        sealed = record_format.unseal_line(line)
         return replace(sealed, more=False) if sealed else None
 
-    monkeypatch.setattr(ledger_module, "unseal", wrong)
+    monkeypatch.setattr(ledger_module, "unseal_line", wrong)
 
 
 def memory_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from message_shapes import SHAPES, Shape
 from orch.api.archiver import Archiver
 from orch.archival.adapters import format_named
-from orch.archival.plan.triggers import TurnFacts, decide, facts_of
+from orch.archival.plan.triggers import TurnFacts, evaluate_trigger, facts_of
 from orch.archival.summary import Summary, parse, request_summary
 from orch_protocol.agent.config import ArchivalConfig, SummaryConfig, TriggerConfig
 from orch_protocol.core.messages import Message, StopReason, user
@@ -96,13 +96,17 @@ def test_triggers(
 ) -> None:
     """Any threshold that is reached archives, a limit typed as such too; words in a reply do not; the cap beats all."""
     turn = read(shape, *pairs(shape, calls), shape.assistant(text))
-    assert decide(facts_of(turn, TokenEstimator(), stop_reason=stop, depth=depth), trigger).archive is archived
+    assert (
+        evaluate_trigger(facts_of(turn, TokenEstimator(), stop_reason=stop, depth=depth), trigger).archive is archived
+    )
 
 
 def test_threshold_itself_counts() -> None:
     """Exactly as many tokens, or calls, as the threshold are enough; one less is not."""
     trigger = TriggerConfig(token_threshold=100, tool_call_threshold=5)
-    verdicts = [decide(TurnFacts(2, calls, tokens), trigger).archive for calls, tokens in ((0, 100), (5, 0), (4, 99))]
+    verdicts = [
+        evaluate_trigger(TurnFacts(2, calls, tokens), trigger).archive for calls, tokens in ((0, 100), (5, 0), (4, 99))
+    ]
     assert verdicts == [True, True, False]
 
 
@@ -115,7 +119,7 @@ def test_calls_count_as_they_are_asked_for(shape: Shape) -> None:
 
 def test_nothing_is_never_archived() -> None:
     """An empty turn is left alone, even at the limit."""
-    assert not decide(facts_of([], TokenEstimator(), stop_reason="max_turns"), TriggerConfig()).archive
+    assert not evaluate_trigger(facts_of([], TokenEstimator(), stop_reason="max_turns"), TriggerConfig()).archive
 
 
 def test_calls_are_counted(shape: Shape) -> None:

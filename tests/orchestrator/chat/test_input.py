@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch.chat import history
-from orch.chat.approvals import ConsentInput, consent, leaving
+from orch.chat.approvals import ConsentInput, parse_consent, parse_leave_answer
 from orch.chat.completion import Suggestion, suggestions
 from orch.chat.keys import Interrupts
-from orch.chat.pastes import Pastes, folded
-from orch.chat.text.diffs import MOST_LINES, changes
+from orch.chat.pastes import Pastes, format_folded
+from orch.chat.text.diffs import MOST_LINES, diff_lines
 from orchestrator.daemon_double import ROW
 
 
@@ -44,8 +44,8 @@ def test_a_mark_of_another_day_is_known_as_such() -> None:
 
 def test_what_was_said_is_shown_folded() -> None:
     """Of a long prompt its first lines, and how long it is."""
-    assert folded("a\nb") == "a\nb"
-    assert folded("line\n" * 50) == "line\nline\nline … (250 characters in all)"
+    assert format_folded("a\nb") == "a\nb"
+    assert format_folded("line\n" * 50) == "line\nline\nline … (250 characters in all)"
 
 
 @pytest.mark.parametrize(
@@ -65,18 +65,24 @@ def test_what_was_said_is_shown_folded() -> None:
 )
 def test_only_a_clear_answer_is_one(typed: str, said: ConsentInput | None) -> None:
     """What was being written as the question came allows nothing, and denies nothing."""
-    assert consent(typed) == said
+    assert parse_consent(typed) == said
 
 
 def test_a_plan_is_approved_once() -> None:
     """No plan is approved for later."""
-    assert consent("y", plan=True) == ConsentInput(True)
-    assert consent("s", plan=True) is consent("p", plan=True) is None
+    assert parse_consent("y", plan=True) == ConsentInput(True)
+    assert parse_consent("s", plan=True) is parse_consent("p", plan=True) is None
 
 
 def test_those_that_live_on_are_kept_unless_it_is_said() -> None:
     """Enter keeps them, which can be undone; ending cannot."""
-    assert [leaving(each) for each in ("", "k", "end", "S", "what?")] == ["keep", "keep", "end", "stay", None]
+    assert [parse_leave_answer(each) for each in ("", "k", "end", "S", "what?")] == [
+        "keep",
+        "keep",
+        "end",
+        "stay",
+        None,
+    ]
 
 
 def test_ctrl_c_by_what_goes_on() -> None:
@@ -127,7 +133,7 @@ def test_completion_knows_commands_agents_and_paths() -> None:
 
 def diff(tool: str, input: dict[str, Any], before: str | None) -> list[str]:
     """Return the lines of a call's diff."""
-    return ["".join(text for _, text in line) for line in changes(tool, input, "/w/f", lambda _: before)]
+    return ["".join(text for _, text in line) for line in diff_lines(tool, input, "/w/f", lambda _: before)]
 
 
 def test_an_edit_is_a_diff() -> None:
@@ -141,7 +147,7 @@ def test_an_edit_is_a_diff() -> None:
     assert diff("write_file", {"content": "a\r\n"}, "a\n") == ["  (line ends alone)"]
     assert diff("bash", {"command": "x"}, "a") == []
     assert diff("replace_in_file", {"old_text": 1, "new_text": None}, "a") == []
-    assert changes("write_file", {"content": "+x"}, "/w/f", lambda _: "")[-1] == [("add", "++x")]
+    assert diff_lines("write_file", {"content": "+x"}, "/w/f", lambda _: "")[-1] == [("add", "++x")]
 
 
 def test_a_diff_that_is_too_long_says_so() -> None:
@@ -153,5 +159,5 @@ def test_a_diff_that_is_too_long_says_so() -> None:
 def test_the_history_keeps_its_later_half() -> None:
     """Cut where an entry begins."""
     entry = b"\n# 2026-01-01 00:00:00\n+text\n"
-    assert history.shortened(entry * 4) == entry * 2
-    assert history.shortened(b"x" * 10) == b""
+    assert history.later_half(entry * 4) == entry * 2
+    assert history.later_half(b"x" * 10) == b""

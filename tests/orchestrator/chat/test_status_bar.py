@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch.chat.status_bar import bar, below, live
+from orch.chat.status_bar import descendants, format_status_bar, live_descendants
 from orchestrator.daemon_double import ROW
 
 USAGE = ROW["usage"]
@@ -18,7 +18,7 @@ def row(id: str, parent: str | None = None, **changes: Any) -> dict[str, Any]:
 
 def said(rows: list[dict[str, Any]], width: int = 200, **how: Any) -> str:
     """Return the line without its styles."""
-    return "".join(text for _, text in bar(rows, "top", width, now=1767225605.0, **how))
+    return "".join(text for _, text in format_status_bar(rows, "top", width, now=1767225605.0, **how))
 
 
 ROWS = [
@@ -38,7 +38,7 @@ def test_it_tells_model_context_cost_and_children() -> None:
         "top m:x\\x1b[2J · works 12s: tool: bash · context 182k/200k 91 % · $0.0000 · "
         "2 subagents, 1 at work · kid: model: y 5s"
     )
-    assert ("error", "context 182k/200k 91 %") in bar(ROWS, "top", 200)
+    assert ("error", "context 182k/200k 91 %") in format_status_bar(ROWS, "top", 200)
 
 
 def test_it_fits_the_terminal() -> None:
@@ -49,8 +49,8 @@ def test_it_fits_the_terminal() -> None:
 
 def test_who_lives_below() -> None:
     """At any depth, but for those that have ended and what is archived."""
-    assert [each["id"] for each in below(ROWS, "top")] == ["kid", "grandkid", "gone", "kept"]
-    assert [each["id"] for each in live(ROWS, "top")] == ["kid", "grandkid"]
+    assert [each["id"] for each in descendants(ROWS, "top")] == ["kid", "grandkid", "gone", "kept"]
+    assert [each["id"] for each in live_descendants(ROWS, "top")] == ["kid", "grandkid"]
 
 
 def test_without_a_word_of_the_agent_that_is_said() -> None:

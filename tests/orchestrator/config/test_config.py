@@ -27,7 +27,7 @@ def write(file: Path, text: str) -> Path:
 
 
 def value(loaded: config.Loaded, key: str) -> Any:
-    return config.flat(loaded.config)[key]
+    return config.flatten(loaded.config)[key]
 
 
 def test_without_files_and_variables_everything_is_default(home: Path, project: Path) -> None:
@@ -35,7 +35,7 @@ def test_without_files_and_variables_everything_is_default(home: Path, project: 
     loaded = load(project, {}, home=home)
     assert loaded.config == Config()
     assert set(loaded.sources.values()) == {"default"}
-    assert loaded.sources.keys() == config.flat(Config()).keys()
+    assert loaded.sources.keys() == config.flatten(Config()).keys()
 
 
 def test_each_layer_beats_the_one_before(home: Path, project: Path) -> None:
@@ -228,7 +228,7 @@ def test_settings_that_contradict_each_other_are_named(home: Path, over: dict[st
 
 def test_every_setting_has_a_rule_for_untrusted_folders() -> None:
     """A setting added to Config cannot be forgotten here."""
-    assert NARROWS.keys() == config.flat(Config()).keys()
+    assert NARROWS.keys() == config.flatten(Config()).keys()
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_sandbox_for_what_is_no_preset_or_tool_is_noticed(home: Path) -> None:
     with pytest.raises(ConfigError, match=r"line 2: sandbox\.presets names 'wrok', which is no preset: use h"):
         load(None, {}, home=home)
     with pytest.raises(ConfigError, match=r"^sandbox\.presets names 'wrok'"):
-        config.checked(Config(sandbox=SandboxConfig(presets={"wrok": "L2"})))
+        config.check_config(Config(sandbox=SandboxConfig(presets={"wrok": "L2"})))
     file.write_text('[sandbox.tools]\nbahs = "L2"\n')
     (note,) = load(None, {}, home=home).notes
     assert note.startswith(f"{file}, line 2: sandbox.tools names 'bahs', ")
@@ -457,10 +457,10 @@ def test_loaded_is_data() -> None:
 def test_what_a_program_configures_is_checked_before_anything_starts(hooks: dict[str, Any], where: str) -> None:
     """Each value of it, as those of files are; what fits may be written as data, and paths as paths."""
     with pytest.raises(ConfigError, match=re.escape(where)):
-        config.checked(Config(hooks=HooksConfig(**hooks)))
+        config.check_config(Config(hooks=HooksConfig(**hooks)))
     good = Config(hooks=HooksConfig(loop_detection={"repeats": 2}), session_dir=Path("/s"))  # type: ignore[arg-type]
-    assert config.checked(good).hooks.loop_detection == LoopDetection(2)
-    assert config.checked(good).session_dir == "/s"
+    assert config.check_config(good).hooks.loop_detection == LoopDetection(2)
+    assert config.check_config(good).session_dir == "/s"
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())

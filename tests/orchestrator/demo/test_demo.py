@@ -12,7 +12,7 @@ import pytest
 
 from orch.demo.bug_hunt import copy_project, read_script
 from orch.demo.chart import svg_chart, text_chart
-from orch.demo.context_meter import Course, bill, course_of, read_session
+from orch.demo.context_meter import Course, course_of, read_session, session_cost
 from orch.demo.long_session import TOKENS_PER_CELL, PlayedSession, progress_line, show_session
 from orch.demo.play import Quotation, best_line, quotations, tree_lines
 from orch.demo.screen import DemoScreen, screen_of
@@ -155,7 +155,7 @@ def test_context_meter_reads_the_recorded_session(tmp_path: Path) -> None:
     assert list(course.without) == sorted(course.without)
     assert course.archived[-1] > 20_000
     assert abs(course.sent_without / course.sent - 1) < 0.1
-    without, archived = bill(recording, tmp_path, ReplayPricing(items=0))
+    without, archived = session_cost(recording, tmp_path, ReplayPricing(items=0))
     assert 0 < archived < 0.8 * without
 
 

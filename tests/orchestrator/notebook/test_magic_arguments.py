@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orch.notebook.magic import MagicLine, parse, questions
+from orch.notebook.magic import MagicLine, parse, rewrite_questions
 from orch.notebook.session import Choice
 from orch_protocol.core.errors import ConfigError
 
@@ -53,5 +53,5 @@ def test_what_does_not_fit_is_told(text: str, told: str) -> None:
 def test_a_question_mark_asks_the_agent_and_not_for_help() -> None:
     """In lines that are for `%orch`; what a cell is for another magic stays as it is."""
     call = "get_ipython().run_line_magic('orch', \"What's this?\")\n"
-    assert questions(["x = 1\n", "%orch What's this?\n", "len?\n"]) == ["x = 1\n", call, "len?\n"]
-    assert questions(["%%writefile f\n", "%orch Why?\n"]) == ["%%writefile f\n", "%orch Why?\n"]
+    assert rewrite_questions(["x = 1\n", "%orch What's this?\n", "len?\n"]) == ["x = 1\n", call, "len?\n"]
+    assert rewrite_questions(["%%writefile f\n", "%orch Why?\n"]) == ["%%writefile f\n", "%orch Why?\n"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch.notebook.view import TurnView, harmless
+from orch.notebook.view import TurnView, sanitize_markdown
 from orch_protocol.core.messages import Reply, Usage
 from orch_protocol.services.requests import AgentRow
 from orch_protocol.wire.worker_messages import TurnEvent
@@ -94,7 +94,7 @@ def test_a_terminal_gets_no_control_characters() -> None:
 )
 def test_nothing_said_becomes_a_tag_or_an_image(said: str) -> None:
     """Wherever a reader of Markdown thinks that code ends: no tag but those of code, no image that is loaded."""
-    made = harmless(said)
+    made = sanitize_markdown(said)
     for ours in ("<pre>", "</pre>", "<code>", "</code>"):
         made = made.replace(ours, "")
     assert "<" not in made
@@ -103,7 +103,7 @@ def test_nothing_said_becomes_a_tag_or_an_image(said: str) -> None:
 
 def test_code_reads_as_it_was_written() -> None:
     """In a block and in a line, and text beside it keeps its marks."""
-    assert harmless("**a** `x<y`") == "**a** <code>x&lt;y</code>"
-    assert harmless("so:\n```py\nif a < b: [1]\n```\nend") == (
+    assert sanitize_markdown("**a** `x<y`") == "**a** <code>x&lt;y</code>"
+    assert sanitize_markdown("so:\n```py\nif a < b: [1]\n```\nend") == (
         "so:\n<pre><code>if a &lt; b: &#91;1]\n</code></pre>\nend"
     )

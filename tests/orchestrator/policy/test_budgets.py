@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch.policy.budget_rules import budget_of, format_usd, reservation
+from orch.policy.budget_rules import budget_of, format_usd, reservation_amount
 from orch.policy.budgets import BudgetLedger
 from orch.tree.journal.events import FinishQuery, KillRequested, RecordUsage, ResumeRequested
 from orch_protocol.agent.spec import Limits
@@ -80,12 +80,12 @@ class TestShare:
     )
     def test_what_somebody_gets(self, left: float, soon: float, others: bool, usd: float | None) -> None:
         """As much as is wanted, less where less is left, nothing yet where more comes back."""
-        assert reservation(1.0, 2.0, 8.0, left, soon, others=others) == usd
+        assert reservation_amount(1.0, 2.0, 8.0, left, soon, others=others) == usd
 
     @given(st.floats(0, 20), st.floats(0, 20), st.booleans())
     def test_nobody_waits_for_nothing(self, left: float, held: float, others: bool) -> None:
         """What is given is there; who waits can get it later; who is refused cannot."""
-        usd = reservation(1.0, 2.0, 8.0, left, left + held, others=others)
+        usd = reservation_amount(1.0, 2.0, 8.0, left, left + held, others=others)
         if usd is None:
             assert left + held > left
             assert left + held >= 1.0

@@ -249,15 +249,15 @@ class TestLogs:
     def test_log_that_is_gone_is_no_error(self, tmp_path: Path) -> None:
         """A missing log has an empty end and needs no cut."""
         worker_logs.trim(tmp_path / "gone")
-        assert worker_logs.tail(tmp_path / "gone") == ""
+        assert worker_logs.read_tail(tmp_path / "gone") == ""
 
     def test_tail_begins_where_this_run_began(self, tmp_path: Path) -> None:
         """What was written before is not quoted, unless the file was cut since."""
         log = tmp_path / "log"
         log.write_text("old\nnew\n")
-        assert worker_logs.tail(log, since=4) == "new"
-        assert worker_logs.tail(log, since=100) == "old\nnew"
-        assert worker_logs.tail(log, most=2) == "w"
+        assert worker_logs.read_tail(log, since=4) == "new"
+        assert worker_logs.read_tail(log, since=100) == "old\nnew"
+        assert worker_logs.read_tail(log, most=2) == "w"
 
     async def test_logs_of_living_workers_are_kept_short(self, tmp_path: Path) -> None:
         """A worker's flooded log is cut while the worker lives."""

@@ -13,7 +13,7 @@ import pytest
 
 from orch import cli
 from orch.cli.sessions.replay import bar
-from orch.replay.plot import _LOOKS, checked, draw
+from orch.replay.plot import _LOOKS, check_picture_path, draw
 from orch.replay.policies import DEFAULT, NAMES
 from orch.replay.prices import Bill
 from orch.replay.readers import read_recordings
@@ -119,7 +119,7 @@ def test_lines_stand_out_from_white() -> None:
 def test_names_that_cannot_be_drawn(name: str, words: str, tmp_path: Path) -> None:
     """Another kind of file, or a folder that is not there, is an error that says so."""
     with pytest.raises(ConfigError, match=words):
-        checked(str(tmp_path / name))
+        check_picture_path(str(tmp_path / name))
 
 
 def test_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"needs matplotlib .*its extra 'plot'"):
-        checked(str(tmp_path / "a.svg"))
+        check_picture_path(str(tmp_path / "a.svg"))
 
 
 def test_picture_that_cannot_be_written(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 from orch import cli
 from orch.api.archiver import Archiver
 from orch.archival.plan.economics import Prices
-from orch.replay.policies import NAMES, ReplaySetting, filler, policy_named
+from orch.replay.policies import NAMES, ReplaySetting, filler_text, policy_named
 from orch.replay.prices import Bill, Meter
 from orch.replay.readers import ASSUMED_BESIDE, Recording, read_recordings, scale_of
 from orch.replay.report import Outcome, ReplayPricing, recorded_input, replay, report, table
-from orch.replay.retained_facts import Share, evidence_in, reachable, sampled
+from orch.replay.retained_facts import Share, evidence_in, reachable_shares, sample_evenly
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, user
 from recordings import chat, dump_lines, pi
@@ -180,8 +180,8 @@ def test_filler_tells_nothing(recordings: list[Recording]) -> None:
     """The text that stands for a summary has its size, and no evidence in it."""
     estimator = scale_of(recordings[0]).estimator
     for tokens in (5, 220, 3000):
-        assert estimator.text(filler(tokens, estimator)) == pytest.approx(tokens, abs=2)
-    assert evidence_in([user(filler(220, estimator))]) == {"paths": [], "commands": [], "numbers": [], "edits": []}
+        assert estimator.text(filler_text(tokens, estimator)) == pytest.approx(tokens, abs=2)
+    assert evidence_in([user(filler_text(220, estimator))]) == {"paths": [], "commands": [], "numbers": [], "edits": []}
 
 
 # Evidence.
@@ -205,11 +205,11 @@ def test_evidence_is_what_may_be_needed_again() -> None:
 def test_evidence_in_the_conversation_needs_no_search() -> None:
     """What still stands there counts, what one search returns counts, the rest does not."""
     items = {"paths": ["a/b", "c/d", "e/f"]}
-    found = reachable(items, [user("see a/b")], lambda item: item if item == "c/d" else "no", 10)
+    found = reachable_shares(items, [user("see a/b")], lambda item: item if item == "c/d" else "no", 10)
     assert found == {"paths": Share(2, 3, 3)}
-    assert reachable(items, [user("see a/b")], None, 2) == {"paths": Share(1, 2, 3)}
+    assert reachable_shares(items, [user("see a/b")], None, 2) == {"paths": Share(1, 2, 3)}
     assert Share().ratio == 1.0
-    assert sampled([str(n) for n in range(10)], 3) == ["0", "3", "6"]
+    assert sample_evenly([str(n) for n in range(10)], 3) == ["0", "3", "6"]
 
 
 # Report.

@@ -14,7 +14,7 @@ import pytest
 
 from orch.cli import run
 from orch.config.trust import Trusted
-from orch.resources.extensions import disable, enable, find, specs, templates_for, trust, untrust
+from orch.resources.extensions import disable, enable, extension_specs, find, templates_for, trust, untrust
 from orch_protocol.agent.config import Config
 from orch_protocol.core.errors import ConfigError
 from orch_worker.extensions.loader import load
@@ -87,7 +87,7 @@ def test_a_worker_looks_again(home: Path, project: Path) -> None:
     """What is changed between the spawn and the start of a process does not run."""
     folder = put(project)
     trust(folder, home)
-    [spec] = specs(find(home.parent / "project", home), home)
+    [spec] = extension_specs(find(home.parent / "project", home), home)
     assert load(spec).hooks
     (folder / "extension.py").write_text(CODE + "\n")
     with pytest.raises(ConfigError, match="changed since it was trusted"):
@@ -107,7 +107,7 @@ def test_what_runs_is_what_was_trusted(home: Path, project: Path, monkeypatch: p
         source.write_text("said = 'good'\n")
         assert Path(compiled).parent.name == "__pycache__"
     trust(folder, home)
-    [spec] = specs(find(home.parent / "project", home), home)
+    [spec] = extension_specs(find(home.parent / "project", home), home)
     load(spec)
     [module] = [each for name, each in sys.modules.items() if getattr(each, "seen", None)]
     assert module.seen == ("good", "good")
@@ -115,7 +115,7 @@ def test_what_runs_is_what_was_trusted(home: Path, project: Path, monkeypatch: p
     assert __import__("well").said == "good"
     (folder / "extension.py").write_text(code.format(swap))
     trust(folder, home)
-    [spec] = specs(find(home.parent / "project", home), home)
+    [spec] = extension_specs(find(home.parent / "project", home), home)
     with pytest.raises(ConfigError, match=r"may not change|was not there when its folder was looked at"):
         load(spec)
 
@@ -175,8 +175,8 @@ def test_tools_are_those_named_or_all(home: Path) -> None:
     """An agent that is spawned with a list of tools has those of it that are an extension's."""
     put(home / "extensions")
     found = find(home.parent, home)
-    assert [spec.tools for spec in specs(found, home)] == [("count_words",)]
-    assert [spec.tools for spec in specs(found, home, ["read_file"])] == [()]
+    assert [spec.tools for spec in extension_specs(found, home)] == [("count_words",)]
+    assert [spec.tools for spec in extension_specs(found, home, ["read_file"])] == [()]
 
 
 def test_a_packages_is_found_by_its_entry_point(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ class TestTemplates:
         assert there.asked("good:terse", {"what": "all"}).identity == "Say all in a word."
         with pytest.raises(ConfigError, match=r"template 'good:terse' \(extension good\) needs what"):
             there.asked("good:terse", None)
-        [bad] = specs([each for each in find(home.parent, home) if each.name == "bad"], home)
+        [bad] = extension_specs([each for each in find(home.parent, home) if each.name == "bad"], home)
         with pytest.raises(ConfigError, match=r"permissions\.prompts has no 'terse': it may not bring it"):
             load(bad)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orch import Config, ConfigError, Skill, SkillsConfig, SubagentsConfig
+from orch.resources.extensions import extension_specs
 from orch.resources.extensions import find as find_extensions
-from orch.resources.extensions import specs
 from orch.resources.extensions import trust as trust_extension
 from orch.resources.skill_discovery import Found, SkillCatalogs, find, trust, untrust
 from orch.services.agents.spawn import describe
@@ -108,7 +108,7 @@ class TestProviders:
         put(pack / "skills", "sneak")
         (pack / "extension.toml").write_text('name = "pack"\n[permissions]\nskills = ["review"]\n')
         (pack / "extension.py").write_text("def register(extension): ...\n")
-        extensions = specs(find_extensions(home.parent, home), home)
+        extensions = extension_specs(find_extensions(home.parent, home), home)
         found = there(home, extensions=extensions)
         assert found["pack:review"] == ""
         assert "permissions.skills of extension 'pack' has no 'sneak'" in found["pack:sneak"]
@@ -119,9 +119,9 @@ class TestProviders:
         put(pack / "skills", "review")
         (pack / "extension.toml").write_text('name = "pack"\n[permissions]\nskills = ["review"]\n')
         (pack / "extension.py").write_text("def register(extension): ...\n")
-        assert specs(find_extensions(home.parent / "project", home), home) == ()
+        assert extension_specs(find_extensions(home.parent / "project", home), home) == ()
         trust_extension(pack, home)
-        extensions = specs(find_extensions(home.parent / "project", home), home)
+        extensions = extension_specs(find_extensions(home.parent / "project", home), home)
         [found] = find(home.parent / "project", home, RULES, extensions=extensions)
         assert found.skill is not None
         assert (found.skill.trusted, found.why_off) == (str(pack), "")

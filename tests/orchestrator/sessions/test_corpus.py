@@ -18,7 +18,7 @@ from orch.sessions.findings import in_lines, in_session
 from orch.testing import fake_world
 from orch.tree.journal.journal import HEADER
 from orch_protocol.core.messages import text_of
-from orch_worker.session.log.record_format import seal, unseal
+from orch_worker.session.log.record_format import seal_lines, unseal_line
 from orch_worker.session.transcript import Transcript, read_session
 from virtual_clock import virtual
 
@@ -47,10 +47,10 @@ def moved(data: bytes, home: Path) -> bytes:
     """Return a journal, which names folders, as it would be had it been written at `home`."""
     lines, checksum = [], 0
     for line in data.splitlines():
-        sealed = unseal(line)
+        sealed = unseal_line(line)
         assert sealed is not None
         object = sealed.object.replace(PLACE, bytes(home))
-        written, _, checksum = seal([object], sealed.seq - 1, checksum, more=sealed.more)
+        written, _, checksum = seal_lines([object], sealed.seq - 1, checksum, more=sealed.more)
         lines.append(written)
     return b"".join(lines)
 

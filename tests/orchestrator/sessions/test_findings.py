@@ -16,7 +16,7 @@ from orch.tree.journal.entries import RunStarted
 from orch.tree.journal.journal import Journal
 from orch_protocol.core.messages import assistant
 from orch_worker.session.log.lock import FolderLock
-from orch_worker.session.log.record_format import seal, unseal
+from orch_worker.session.log.record_format import seal_lines, unseal_line
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_tree_that_is_none_is_named_though_every_line_fits(home: Path) -> None
     file: each with its line. What lost lines explain is not said twice."""
     path = session(home)
     whole = path.read_bytes()
-    objects = [sealed.object for line in whole.splitlines() if (sealed := unseal(line))]
+    objects = [sealed.object for line in whole.splitlines() if (sealed := unseal_line(line))]
     said = [place for place, each in enumerate(objects) if each.startswith(b'{"type":"message"')]
     ids = [json.loads(each)["id"].encode() for each in objects]
     parts = {
@@ -115,7 +115,7 @@ def test_a_tree_that_is_none_is_named_though_every_line_fits(home: Path) -> None
     }
     for what, (place, change) in parts.items():
         changed = [change(each) if number == place else each for number, each in enumerate(objects)]
-        path.write_bytes(seal(changed, 0, 0)[0])
+        path.write_bytes(seal_lines(changed, 0, 0)[0])
         told = [each.what for each in examine(home) if each.kind in ("tree", "entry")]
         assert any(f"line {place + 1} " in each and what in each for each in told), (what, told)
     path.write_bytes(whole)

@@ -36,13 +36,13 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that were looked at. What was changed a moment ago counts as settled."""
     monkeypatch.setattr(project_facts, "SETTLED_NS", -(10**12))
     seen: list[Path] = []
-    original: Survey = project_facts.survey
+    original: Survey = project_facts.survey_project
 
     def survey(rules: Any, context: Any, note: Any) -> ProjectSurvey:
         seen.append(context.cwd)
         return original(rules, context, note)
 
-    monkeypatch.setattr(project_facts, "survey", survey)
+    monkeypatch.setattr(project_facts, "survey_project", survey)
     return seen
 
 
@@ -137,7 +137,7 @@ async def test_agents_ask_their_root(
     tmp_path: Path, folder: Path, looks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three agents in a folder are told the same by one look, which none of them makes itself."""
-    monkeypatch.setattr(project_scan, "survey", None)
+    monkeypatch.setattr(project_scan, "survey_project", None)
     config = Config(subagents=SubagentsConfig(context=RULES))
     async with opened(tmp_path / "home", config=config) as world:
         texts = set()

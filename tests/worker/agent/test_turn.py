@@ -16,7 +16,7 @@ from orch_protocol.core.messages import Message, Reply, ToolUse, Usage, assistan
 from orch_worker.agent.turn import CancelToken
 from orch_worker.backends.base import AssistantTurn, BackendInfo, Conversation, OnText, Retry
 from orch_worker.backends.offline.scripted import ScriptedBackend
-from orch_worker.session.interruption_notes import interrupted
+from orch_worker.session.interruption_notes import interrupted_result
 from orch_worker.tools.api.base import ToolOutput, tool
 
 
@@ -322,7 +322,7 @@ class TestLimits:
         talk = Talk(script({"tools": [{"tool": "forever"}, {"tool": "quick"}]}), quick, forever)
         reply = await talk.ask()
         assert (reply.stop_reason, reply.tool_calls) == ("cancelled", 2)
-        assert talk.texts() == [interrupted("forever", began=True), "quick"]
+        assert talk.texts() == [interrupted_result("forever", began=True), "quick"]
         assert reply.unfinished == ("forever",)
         assert_valid(talk.recorded)
 
@@ -347,7 +347,7 @@ class TestLimits:
         talk.reports = Pulling(talk.brake, "model", step=3)
         reply = await talk.ask()
         assert (reply.stop_reason, reply.steps, reply.tool_calls) == ("cancelled", 3, 2)
-        assert talk.texts()[2] == interrupted("shout", began=False)
+        assert talk.texts()[2] == interrupted_result("shout", began=False)
         assert reply.unfinished == ("shout",)
         assert_valid(talk.recorded)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orch_protocol.agent.spec import CompactionSpec
 from orch_protocol.core.archives import Collapse
 from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse, assistant, text_of, tool_uses, user
-from orch_worker.context.compaction_rules import planned, safe_cuts, summary_tokens, turn_cut
+from orch_worker.context.compaction_rules import plan_compaction, safe_cuts, summary_tokens, turn_cut
 from orch_worker.conversation.framing import CLOSING, OPENING
 from orch_worker.conversation.stubs import stub_text
 from orch_worker.session.visible_messages import VisibleMessages
@@ -107,7 +107,7 @@ def plan(*messages: Message, tokens: int, rules: CompactionSpec | None = None, r
     """Return what is planned where each message is as large as the next, and the window is 10,000."""
     seen = view(*messages)
     size = tokens // max(1, len(messages))
-    found = planned(
+    found = plan_compaction(
         seen.items,
         lambda _: size,
         rules or CompactionSpec(),
@@ -149,7 +149,7 @@ class TestPlanned:
         """One message that is larger than all others together cannot leave: it is what is asked."""
         seen = view(*ANSWERED * 3, user("x" * 100))
         size = {"x": 9_000}
-        cut = planned(
+        cut = plan_compaction(
             seen.items,
             lambda message: size.get(text_of(message)[0], 100),
             CompactionSpec(),

@@ -10,12 +10,12 @@ from orch_worker.context.compaction_summary import (
     CompactionDigest,
     details_of,
     digest_of,
-    extract,
+    extract_summary,
     on_record,
     parts_of,
-    question,
-    said,
-    usable,
+    summary_prompt,
+    summary_text,
+    usable_summary,
 )
 from orch_worker.conversation.stubs import stub_text, summary_message
 
@@ -47,7 +47,7 @@ def test_the_task_and_the_question_that_is_open_are_kept_word_for_word() -> None
     again = digest_of([summary_message("so far"), EDIT, DONE], known, within=True)
     assert (again.task, again.question) == ("Mend the pump", "Why is it slow?")
     assert digest_of([user("And now?")], again, within=False).question == ""
-    text = said(again, "body", 4_000)
+    text = summary_text(again, "body", 4_000)
     assert "Your task: Mend the pump" in text
     assert text.endswith("You were asked:\nWhy is it slow?")
 
@@ -69,7 +69,7 @@ def test_what_calls_left_behind_is_carried_from_summary_to_summary() -> None:
     """Nobody has to remember it: it is on record with each compaction."""
     first = digest_of([FIRST, EDIT, DONE], CompactionDigest(), within=False)
     second = digest_of([user("q"), READ, SHOWN], on_record(entry(details_of(first, "one"))), within=False)
-    third = said(on_record(entry(details_of(second, "two"))), "three", 4_000)
+    third = summary_text(on_record(entry(details_of(second, "two"))), "three", 4_000)
     assert "Changed: valve.py" in third
     assert "Read: pump.py" in third
 
@@ -92,14 +92,14 @@ def test_of_a_summary_that_was_deleted_the_task_goes_on() -> None:
 def test_without_a_model_it_is_told_what_was_asked_and_answered() -> None:
     """The latest at most length, and of the summary before it as much as has room."""
     turns = [message for n in range(30) for message in (user(f"question {n}"), assistant(f"answer {n} " * 30))]
-    body = extract(turns, "what was told before " * 100, 3_000)
+    body = extract_summary(turns, "what was told before " * 100, 3_000)
     assert len(body) <= 3_200
     assert body.startswith("what was told before")
     assert "Asked: question 29\nSaid: answer 29" in body
     assert "question 2\n" not in body
     assert "(What was said before this is not listed.)" in body
-    assert extract([], "", 3_000) == ""
-    assert extract([FIRST, assistant("Because of the valve.")], "", 3_000) == (
+    assert extract_summary([], "", 3_000) == ""
+    assert extract_summary([FIRST, assistant("Because of the valve.")], "", 3_000) == (
         "Asked: Why is it slow?\nSaid: Because of the valve."
     )
 
@@ -108,10 +108,14 @@ def test_ten_summaries_do_not_grow() -> None:
     """Of the one before each tells a part: they do not nest."""
     body, known = "", CompactionDigest()
     for n in range(10):
-        gone = [summary_message(said(known, body, 2_000)), user(f"question {n}"), assistant(f"answer {n} " * 100)]
+        gone = [
+            summary_message(summary_text(known, body, 2_000)),
+            user(f"question {n}"),
+            assistant(f"answer {n} " * 100),
+        ]
         known = digest_of(gone, on_record(entry(details_of(known, body))), within=False)
-        body = extract(gone, known.body, 2_000)
-        text = said(known, body, 2_000)
+        body = extract_summary(gone, known.body, 2_000)
+        text = summary_text(known, body, 2_000)
         assert len(text) < 2_600
         assert text.count("[Summary") == 0
     assert "question 9" in body
@@ -125,14 +129,14 @@ def test_a_model_is_shown_all_that_goes_in_parts() -> None:
     assert all(f"question {n} " in "".join(parts) for n in range(40))
     assert "old" not in "".join(parts)
     assert len("".join(parts)) < 30_000
-    asked = question(parts[1], "notes", 600, 2, len(parts))
+    asked = summary_prompt(parts[1], "notes", 600, 2, len(parts))
     assert "notes so far:\n\nnotes" in asked
     assert f"(part 2 of {len(parts)})" in asked
     assert "100 words" in asked
-    assert "notes so far" not in question(parts[0], "", 600, 1, 1)
+    assert "notes so far" not in summary_prompt(parts[0], "", 600, 1, 1)
 
 
 def test_nothing_and_far_too_much_are_no_summary() -> None:
     """A model that repeats the conversation has not summarised it."""
-    assert usable(" so \n", 100) == "so"
-    assert usable("  ", 100) == usable("x" * 401, 100) == ""
+    assert usable_summary(" so \n", 100) == "so"
+    assert usable_summary("  ", 100) == usable_summary("x" * 401, 100) == ""

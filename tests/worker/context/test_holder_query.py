@@ -9,8 +9,8 @@ import pytest
 from orch_protocol.core.archives import ArchiveSource
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Image, Message, Text, ToolResult, ToolUse, assistant, text_of, user
-from orch_worker.context.holder_query import SHARE, rendered
-from orch_worker.context.holder_query import testimony as shown_of
+from orch_worker.context.holder_query import SHARE, render_messages
+from orch_worker.context.holder_query import archived_text as shown_of
 from orch_worker.conversation.tokens import CHARS_PER_TOKEN
 from orch_worker.session.transcript import Transcript
 
@@ -45,14 +45,14 @@ def test_every_message_is_text_under_its_number(tmp_path: Path) -> None:
 
 def test_one_that_says_nothing_keeps_its_number() -> None:
     """Else those behind it would be cited wrongly."""
-    assert text_of(rendered([Message("assistant", ()), user("x")], 0)[0]) == "[entry 1]\n(nothing)"
+    assert text_of(render_messages([Message("assistant", ()), user("x")], 0)[0]) == "[entry 1]\n(nothing)"
 
 
 @pytest.mark.parametrize("limit", [1_000, 2_000, 5_000])
 def test_what_does_not_fit_is_cut_the_longest_first(limit: int) -> None:
     """Into a share of the model's window, as far as each keeps a little; the short ones stay whole."""
     texts = ["short", "x" * 9_000, "y" * 3_000]
-    shown = [text_of(message).partition("\n")[2] for message in rendered([user(text) for text in texts], limit)]
+    shown = [text_of(message).partition("\n")[2] for message in render_messages([user(text) for text in texts], limit)]
     room = int(limit * CHARS_PER_TOKEN * SHARE)
     assert shown[0] == "short"
     assert sum(map(len, shown)) <= room + 200

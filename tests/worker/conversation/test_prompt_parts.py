@@ -9,7 +9,15 @@ import pytest
 from orch_protocol.agent.project import ContextConfig, ContextFile, ProjectFolder
 from orch_protocol.core.prompts import PromptPart, PromptRules, Tier
 from orch_protocol.hooks.patches import PromptPatch
-from orch_worker.conversation.prompt_parts import LIVE, PromptPartError, fitted, of_tier, patched, put, rendered
+from orch_worker.conversation.prompt_parts import (
+    LIVE,
+    PromptPartError,
+    apply_prompt_patch,
+    fit_parts,
+    insert_parts,
+    of_tier,
+    render_parts,
+)
 from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.prompt.project import ProjectDescription, context_parts, context_text, project_parts
 
@@ -39,7 +47,7 @@ def test_a_part_says_how_large_it_is_and_has_a_fingerprint() -> None:
 
 def test_who_is_live_stays_last() -> None:
     """Whatever is added to the volatile tier stands before the live subagents."""
-    parts = put(
+    parts = insert_parts(
         [part("tasks", tier="volatile"), part(LIVE, tier="volatile")], [part("late", tier="volatile"), part("x")]
     )
     assert names(parts) == ["x", "tasks", "late", LIVE]
@@ -47,7 +55,7 @@ def test_who_is_live_stays_last() -> None:
 
 def test_parts_that_say_nothing_leave_no_gap() -> None:
     """An empty part is no empty line."""
-    assert rendered([part("a", "a"), PromptPart("b", ""), part("c", "c")]) == "a\n\nc"
+    assert render_parts([part("a", "a"), PromptPart("b", ""), part("c", "c")]) == "a\n\nc"
 
 
 class TestPatches:
@@ -68,19 +76,19 @@ class TestPatches:
     def test_what_cannot_be_had_says_why(self, patch: PromptPatch, recorded: bool, why: str) -> None:
         """A part that is there, one that is not, a name that is none, and what is on record."""
         with pytest.raises(PromptPartError, match=why):
-            patched(PARTS, patch, "h", recorded=recorded)
+            apply_prompt_patch(PARTS, patch, "h", recorded=recorded)
 
     def test_what_is_there_as_it_is_wanted_is_no_change(self) -> None:
         """Who adds the same in each turn, or drops what is not there, is not mistaken, also once it is on record."""
         patch = PromptPatch(add=(part("rule", tier="context"),), drop=("nobody",))
-        assert patched(PARTS, patch, "h", recorded=True) == PARTS
+        assert apply_prompt_patch(PARTS, patch, "h", recorded=True) == PARTS
 
     def test_before_it_is_on_record_everything_can_change(self) -> None:
         """Replaced in its place, dropped, and added at the end of its tier; what a hook did is the hook's."""
         patch = PromptPatch(
             replace=(part("identity", "Me."),), drop=("tasks",), add=(part("more", tier="context", owner="project"),)
         )
-        parts = patched(PARTS, patch, "h")
+        parts = apply_prompt_patch(PARTS, patch, "h")
         assert [(each.name, each.tier, each.owner) for each in parts] == [
             ("identity", "stable", "hook h"),
             ("rule", "context", "project"),
@@ -93,12 +101,12 @@ class TestBudget:
 
     def fit(self, *parts: PromptPart, most: int = 100) -> tuple[tuple[PromptPart, ...], tuple[str, ...]]:
         """Return what of the volatile `parts` fits into `most` tokens."""
-        return fitted(parts, "volatile", PromptRules(volatile_tokens=most), TokenEstimator())
+        return fit_parts(parts, "volatile", PromptRules(volatile_tokens=most), TokenEstimator())
 
     def test_without_a_bound_all_of_it_stays(self) -> None:
         """No bound is none, whatever the size."""
         parts = (part("a", LINE * 1000, "volatile"),)
-        assert fitted(parts, "volatile", PromptRules(), TokenEstimator()) == (parts, ())
+        assert fit_parts(parts, "volatile", PromptRules(), TokenEstimator()) == (parts, ())
 
     def test_what_fits_is_not_touched(self) -> None:
         """Up to the last token."""
@@ -125,7 +133,7 @@ class TestBudget:
         lines = kept[0].text.split("\n")
         assert set(lines[:-1]) == {LINE.strip()}
         assert lines[-1].startswith("[a is cut: ")
-        assert TokenEstimator().text(rendered(kept)) <= 100
+        assert TokenEstimator().text(render_parts(kept)) <= 100
         assert notes[0].startswith("a is cut")
 
     def test_what_is_needed_is_never_left_out(self) -> None:
@@ -137,7 +145,7 @@ class TestBudget:
     def test_each_tier_has_its_own(self) -> None:
         """A bound of one tier says nothing of the others."""
         parts = (part("a", LINE * 100), part("b", LINE * 100, "volatile"))
-        kept, notes = fitted(parts, "stable", PromptRules(volatile_tokens=50), TokenEstimator())
+        kept, notes = fit_parts(parts, "stable", PromptRules(volatile_tokens=50), TokenEstimator())
         assert (kept, notes) == (of_tier(parts, "stable"), ())
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from orch_worker.context.compaction_summary import CompactionDigest, digest_of, said
+from orch_worker.context.compaction_summary import CompactionDigest, digest_of, summary_text
 from orch_worker.conversation.receipt import merge, receipt_of, render
-from orch_worker.conversation.subagent_calls import AskedAgent, asked_in, named
+from orch_worker.conversation.subagent_calls import AskedAgent, agents_line, asked_in
 from orch_worker.conversation.turns import CallWithResult
 from worker.conversation.test_receipt import turn
 
@@ -84,7 +84,7 @@ def test_agents_that_work_and_what_they_said_outlast_every_compaction() -> None:
     busy = ("query_subagent", {"id": "pump"}, f"Subagent {PUMP} is at work: take its answer with collect_subagent.")
     known = digest_of(turn(spawned, busy), CompactionDigest(), within=False)
     again = digest_of(turn(("read_file", {"path": "x"}, "y")), known, within=False)
-    text = said(again, "A model wrote this.", 4_000)
+    text = summary_text(again, "A model wrote this.", 4_000)
     assert f"{VALVES} (Count the valves): answered «There are 42.»" in text
     assert f"{PUMP}: at work" in text
     asked = ("collect_subagent", {"id": PUMP}, answered(PUMP, "It runs."))
@@ -100,6 +100,6 @@ def test_where_there_is_no_room_for_what_they_said_their_ids_stay() -> None:
         AskedAgent("b1", "Look", "at work, its answer is not taken yet"),
     ]
     whole = "b1 (Look): at work, its answer is not taken yet; a1 (Count): answered «There are 42.»"
-    assert named(asked, 1_000) == whole
-    assert named(asked, len(whole) - 1) == "b1 (Look): at work, its answer is not taken yet; a1 (Count): answered"
-    assert named(asked, 20) == "b1; a1"
+    assert agents_line(asked, 1_000) == whole
+    assert agents_line(asked, len(whole) - 1) == "b1 (Look): at work, its answer is not taken yet; a1 (Count): answered"
+    assert agents_line(asked, 20) == "b1; a1"

@@ -8,7 +8,7 @@ import pytest
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.options import HookOptions
-from orch_worker.hooks.loader import declared, read_switches
+from orch_worker.hooks.loader import configured_hooks, read_switches
 
 TEXT = """
 from orch_worker.hooks.hook import hook
@@ -25,7 +25,7 @@ def plain(event, ctx): ...
 
 def found(*names: str) -> list[tuple[str, str]]:
     """Return the names and sources of the hooks that `names` name."""
-    return [(hook.row.name, hook.row.source) for hook in declared(names, HookOptions())]
+    return [(hook.row.name, hook.row.source) for hook in configured_hooks(names, HookOptions())]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_by_module_and_by_file(file: Path) -> None:
 
 def test_one_file_is_one_module(file: Path) -> None:
     """Two names of one file share what the file holds."""
-    one, two = declared([f"{file}:first", f"{file}:other"], HookOptions())
+    one, two = configured_hooks([f"{file}:first", f"{file}:other"], HookOptions())
     assert one.handler.__globals__ is two.handler.__globals__  # type: ignore[attr-defined]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_protocol.core.errors import StoreError
-from orch_worker.hooks.outcome_ranking import KEPT, MOST_BYTES, OutcomeLog, RecordedOutcome, rank, subject
+from orch_worker.hooks.outcome_ranking import KEPT, MOST_BYTES, OutcomeLog, RecordedOutcome, question_terms, rank
 
 NOW = 1_800_000_000.0
 DAY = 86400.0
@@ -96,7 +96,7 @@ def test_nothing_known_leaves_the_order() -> None:
 
 def test_a_subject_is_the_words_that_matter() -> None:
     """Forms of a word are one term, small words none."""
-    assert subject("Which pumps are there?") == subject("the pump")
+    assert question_terms("Which pumps are there?") == question_terms("the pump")
 
 
 class TestFile:

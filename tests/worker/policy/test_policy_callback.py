@@ -13,7 +13,7 @@ import pytest
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.policy.policy import PolicyCall, PolicyConfig, PolicySpec, Verdict
 from orch_protocol.services.service import AnyService
-from orch_worker.policy.policy_callback import PolicyCallback, named
+from orch_worker.policy.policy_callback import PolicyCallback, load_policy_function
 from virtual_clock import virtual
 from worker.tools.dispatch.test_guard import Root, box, told
 
@@ -148,7 +148,7 @@ async def test_a_function_cannot_change_what_runs() -> None:
 def test_a_function_that_is_not_there_is_an_error(name: str, why: str) -> None:
     """What cannot be imported is said before the agent is there, with what to do."""
     with pytest.raises(ConfigError, match=why):
-        named(name)
+        load_policy_function(name)
     with pytest.raises(ConfigError):
         box(Path(), PolicySpec(rules=PolicyConfig(function=name)))
 

@@ -13,7 +13,7 @@ from orch_protocol.policy.policy import PolicySpec
 from orch_worker.policy import taint
 from orch_worker.policy.path_rules import grounds_of, where_of
 from orch_worker.policy.rules import ResolvedRules
-from orch_worker.policy.taint import added, changed_below, note
+from orch_worker.policy.taint import changed_below, remember_file_taint, with_remembered_taint
 
 U, S = TaintLabel("untrusted", "mail"), TaintLabel("sensitive", "key")
 
@@ -28,14 +28,14 @@ def record(tmp_path: Path) -> Path:
 
 def grounds(record: Path) -> ResolvedRules:
     """Return what an agent beside the record goes by."""
-    return added(grounds_of(PolicySpec(), where_of(record.parent, {})), record)
+    return with_remembered_taint(grounds_of(PolicySpec(), where_of(record.parent, {})), record)
 
 
 def test_a_file_is_what_its_writers_held(record: Path) -> None:
     """All of them, as long as each added to it; deeds are no matter."""
     a, b = str(record.parent / "a"), str(record.parent / "b")
-    note(record, [a], [U, TaintLabel("acts")], whole=False)
-    note(record, [a, b], [S], whole=False)
+    remember_file_taint(record, [a], [U, TaintLabel("acts")], whole=False)
+    remember_file_taint(record, [a, b], [S], whole=False)
     found = grounds(record)
     assert (found.untrusted, found.sensitive) == ((a,), (a, b))
     assert {a, b} <= found.present
@@ -44,17 +44,17 @@ def test_a_file_is_what_its_writers_held(record: Path) -> None:
 def test_what_is_written_whole_by_who_held_nothing_is_clean(record: Path) -> None:
     """As is what is gone; what is added to is not."""
     a, b = record.parent / "a", record.parent / "b"
-    note(record, [str(a), str(b)], [U], whole=True)
-    note(record, [str(a)], [], whole=False)
+    remember_file_taint(record, [str(a), str(b)], [U], whole=True)
+    remember_file_taint(record, [str(a)], [], whole=False)
     assert set(grounds(record).untrusted) == {str(a), str(b)}
-    note(record, [str(a)], [], whole=True)
+    remember_file_taint(record, [str(a)], [], whole=True)
     b.unlink()
     assert grounds(record).untrusted == ()
 
 
 def test_nothing_is_kept_where_nobody_holds_anything(record: Path) -> None:
     """Not even a file."""
-    note(record, [str(record.parent / "a")], [], whole=True)
+    remember_file_taint(record, [str(record.parent / "a")], [], whole=True)
     assert sorted(path.name for path in record.parent.iterdir()) == ["a", "b"]
 
 
@@ -64,7 +64,7 @@ def test_of_a_great_many_the_last_are_kept(record: Path, monkeypatch: pytest.Mon
     a, b, c = (record.parent / name for name in "abc")
     c.write_text("x")
     for path in (a, b, a, c):
-        note(record, [str(path)], [U], whole=False)
+        remember_file_taint(record, [str(path)], [U], whole=False)
     assert grounds(record).untrusted == (str(a), str(c))
 
 

@@ -13,7 +13,7 @@ from orch_worker.conversation.framing import is_project
 from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.prompt.installed_packages import pages_of
 from orch_worker.prompt.project import context_parts, context_text, project_parts
-from orch_worker.prompt.project_scan import chosen, survey
+from orch_worker.prompt.project_scan import permitted_survey, survey_project
 from orch_worker.tools.api.base import ToolContext
 
 
@@ -63,7 +63,7 @@ def test_a_package_is_a_part_of_its_own(tmp_path: Path, level: str) -> None:
     """Bounded, in its own name behind the project, and told apart again; where nothing is told, neither is this."""
     install(tmp_path, "zebra", METADATA + "More of it.\n" * 500)
     rules = ContextConfig(packages=("zebra",))
-    project = chosen(survey(rules, ToolContext(tmp_path)), (), listed=True)
+    project = permitted_survey(survey_project(rules, ToolContext(tmp_path)), (), listed=True)
     parts = project_parts(project, level, rules, TokenEstimator())  # type: ignore[arg-type]
     docs = parts[-1]
     assert (docs.name, docs.tier, docs.owner) == ("docs:zebra", "context", "package zebra")

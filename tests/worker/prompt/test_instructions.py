@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.prompts import PromptSpec
 from orch_worker.conversation.framing import question_in, split_first_prompt
-from orch_worker.conversation.prompt_parts import rendered
+from orch_worker.conversation.prompt_parts import render_parts
 from orch_worker.prompt.instructions import continued_prompt, first_prompt, stable_parts
 
 TOOLS = ["read_file"]
@@ -16,7 +16,7 @@ SPEC = AgentSpec("a1", 1, "scout", "Count the zebras", BackendSpec("scripted"), 
 
 def system_prompt(spec: AgentSpec, names: list[str]) -> str:
     """Return the system text of an agent."""
-    return rendered(stable_parts(spec, names))
+    return render_parts(stable_parts(spec, names))
 
 
 def test_siblings_share_the_system_text() -> None:

@@ -16,7 +16,14 @@ from orch_protocol.services.service import AnyService
 from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.prompt import project_scan
 from orch_worker.prompt.project import ProjectDescription, context_text
-from orch_worker.prompt.project_scan import MAX_BELOW, MAX_FILES, MAX_FOLDERS, ProjectScan, chosen, survey
+from orch_worker.prompt.project_scan import (
+    MAX_BELOW,
+    MAX_FILES,
+    MAX_FOLDERS,
+    ProjectScan,
+    permitted_survey,
+    survey_project,
+)
 from orch_worker.tools.api.base import ToolContext, ToolError
 from orch_worker.tools.dispatch.guard import Guard
 from orch_worker.tools.dispatch.local_only import LocalOnlyGuard
@@ -35,9 +42,9 @@ def fill(folder: Path, **files: str | bytes) -> Path:
 
 def found(folder: Path, rules: ContextConfig = RULES) -> ProjectDescription:
     """Return what is found in `folder`, all of which may be told."""
-    seen = survey(rules, ToolContext(folder))
+    seen = survey_project(rules, ToolContext(folder))
     names = {page.path for page in seen.pages} | {name for name, _ in (*seen.manifests, *filter(None, [seen.readme]))}
-    return chosen(seen, names, listed=True)
+    return permitted_survey(seen, names, listed=True)
 
 
 def guard_of(spec: PolicySpec, context: ToolContext) -> Guard:
@@ -156,7 +163,7 @@ async def test_a_folder_that_hangs_is_told_nothing_of(
 
     go_on = threading.Event()
     monkeypatch.setattr(project_scan, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(project_scan, "survey", lambda *_: go_on.wait(10) and ProjectSurvey())
+    monkeypatch.setattr(project_scan, "survey_project", lambda *_: go_on.wait(10) and ProjectSurvey())
     context = ToolContext(tmp_path)
     try:
         looking = ProjectScan(ContextSpec("brief"), context, guard_of(PolicySpec(), context), TokenEstimator())
@@ -169,7 +176,7 @@ async def test_a_folder_that_hangs_is_told_nothing_of(
 async def test_nothing_is_looked_at_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The level none costs no look at the disk."""
     fill(tmp_path, AGENTS_md="Rules.")
-    monkeypatch.setattr(project_scan, "survey", None)
+    monkeypatch.setattr(project_scan, "survey_project", None)
     assert await told(tmp_path, "none") == ""
 
 

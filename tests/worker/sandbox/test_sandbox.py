@@ -10,8 +10,8 @@ import pytest
 
 from orch_protocol.policy.sandbox import LEVELS, Level, ToolLimits
 from orch_worker.sandbox import bubblewrap, landlock, probe, seccomp
-from orch_worker.sandbox.bubblewrap import SandboxPaths, reach
-from orch_worker.tools.shell.sandboxed_exec import limited
+from orch_worker.sandbox.bubblewrap import SandboxPaths, sandbox_paths
+from orch_worker.tools.shell.sandboxed_exec import limit_command
 
 PROCESSORS = ("x86_64", "aarch64")
 
@@ -21,7 +21,7 @@ def verdict(machine: str, call: str | int, *arguments: int, sockets: bool = True
     here = seccomp.MACHINES[machine]
     number = call if isinstance(call, int) else seccomp.CALLS[call][here.column]
     data = struct.pack("=IIQ6Q", number, here.audit, 0, *(*arguments, *[0] * (6 - len(arguments))))
-    return run(seccomp.program(machine, sockets=sockets, network=network), data)
+    return run(seccomp.build_filter(machine, sockets=sockets, network=network), data)
 
 
 def run(code: bytes, data: bytes) -> int:
@@ -84,13 +84,13 @@ class TestFilter:
     def test_another_table_of_calls_is_no_way_around(self) -> None:
         """Neither that of another processor, nor the second one of this."""
         data = struct.pack("=IIQ6Q", 41, 0x40000003, 0, *[0] * 6)  # 32 bits: there, 41 is something else
-        assert run(seccomp.program("x86_64", sockets=True, network=False), data) == errno.EPERM
+        assert run(seccomp.build_filter("x86_64", sockets=True, network=False), data) == errno.EPERM
         assert verdict("x86_64", 0x40000000 | 41) == errno.EPERM
 
     def test_a_processor_that_is_not_known_is_named(self) -> None:
         """There is no filter then, and no level that needs one."""
-        assert seccomp.missing("riscv64") == "no filter of system calls is known for riscv64 processors"
-        assert not seccomp.missing("aarch64")
+        assert seccomp.unavailable_reason("riscv64") == "no filter of system calls is known for riscv64 processors"
+        assert not seccomp.unavailable_reason("aarch64")
 
 
 def fails(why: str) -> list[str]:
@@ -103,14 +103,14 @@ class TestOffer:
 
     def test_a_machine_that_has_it_all(self) -> None:
         """Nothing is missing, and each level is met by itself."""
-        offer = probe.examine(dict.fromkeys(LEVELS[1:], list))
+        offer = probe.run_trials(dict.fromkeys(LEVELS[1:], list))
         assert offer == probe.AvailableLevels()
         assert [offer.nearest(level) for level in LEVELS] == list(LEVELS)
         assert probe.describe(offer) == "up to L3 (namespaces: files, network and processes of its own)"
 
     def test_what_failed_is_told_in_its_own_words(self) -> None:
         """A level that fails is missing for the reason that it gave; what holds, but not wholly, says what it lets."""
-        offer = probe.examine(
+        offer = probe.run_trials(
             {"L1": list, "L2": lambda: ["signals to others"], "L3": lambda: fails("no user namespaces")}
         )
         assert offer == probe.AvailableLevels({"L3": "no user namespaces"}, {"L2": ("signals to others",)})
@@ -133,13 +133,13 @@ class TestOffer:
     def test_nothing_but_linux_has_more_than_the_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Elsewhere it is said why, and nothing is tried."""
         monkeypatch.setattr("sys.platform", "darwin")
-        offer = probe.machine.__wrapped__()
+        offer = probe.available_levels.__wrapped__()
         assert (offer.highest, offer.missing.keys()) == ("L0", {"L1", "L2", "L3"})
         assert "darwin" in probe.describe(offer)
 
     def test_what_an_older_kernel_lets_through_is_told(self) -> None:
         """Landlock learnt in steps."""
-        assert [len(landlock.gaps(version)) for version in (1, 2, 3, 5, 6, 7)] == [2, 2, 1, 1, 0, 0]
+        assert [len(landlock.landlock_gaps(version)) for version in (1, 2, 3, 5, 6, 7)] == [2, 2, 1, 1, 0, 0]
 
 
 class TestReach:
@@ -149,7 +149,7 @@ class TestReach:
         """Paths of the user may begin with his home, or be relative to the folder; links are what they lead to."""
         (tmp_path / "work").mkdir()
         (tmp_path / "link").symlink_to(tmp_path / "work")
-        found = reach(tmp_path / "link", tmp_path / "home", read=("../data", "~/notes"), write=("/srv/out",))
+        found = sandbox_paths(tmp_path / "link", tmp_path / "home", read=("../data", "~/notes"), write=("/srv/out",))
         assert found.write == (str(tmp_path / "work"), str(tmp_path / "home"), "/srv/out")
         assert found.read[-2:] == (str(tmp_path / "data"), str(Path("~/notes").expanduser()))
         assert "/" not in found.read
@@ -159,30 +159,32 @@ class TestReach:
         """Below the folder of work it is; elsewhere nobody sees it; around that folder it cannot be."""
         cwd, home = tmp_path / "work", tmp_path / "home"
         cwd.mkdir()
-        assert reach(cwd, home, hidden=(cwd / ".orch",)).hidden == (str(cwd / ".orch"),)
-        assert reach(cwd, home, hidden=(tmp_path / "elsewhere",)).hidden == ()
-        assert reach(cwd, home, hidden=(tmp_path,)).hidden == ()
-        assert reach(cwd, home, hidden=(cwd / ".orch" / "sessions", cwd / ".orch")).hidden == (str(cwd / ".orch"),)
+        assert sandbox_paths(cwd, home, hidden=(cwd / ".orch",)).hidden == (str(cwd / ".orch"),)
+        assert sandbox_paths(cwd, home, hidden=(tmp_path / "elsewhere",)).hidden == ()
+        assert sandbox_paths(cwd, home, hidden=(tmp_path,)).hidden == ()
+        assert sandbox_paths(cwd, home, hidden=(cwd / ".orch" / "sessions", cwd / ".orch")).hidden == (
+            str(cwd / ".orch"),
+        )
 
     def test_a_world_of_its_own(self) -> None:
         """Nothing is shared but what is named; what may be read is bound so; the network only when it is let in."""
         shut = SandboxPaths(("/usr",), ("/desk", "/own"), "/own", network=False)
-        words = bubblewrap.arguments(shut, "/desk", 9, ["sh", "-c", "true"])
+        words = bubblewrap.bubblewrap_command(shut, "/desk", 9, ["sh", "-c", "true"])
         assert words[-6:] == ["--chdir", "/desk", "--", "sh", "-c", "true"]
         assert {"--unshare-all", "--die-with-parent"} < set(words)
         assert "--share-net" not in words
         text = " ".join(words)
         assert "--ro-bind-try /usr /usr --bind-try /desk /desk --bind /own /own --remount-ro /" in text
-        hiding = " ".join(bubblewrap.arguments(shut._replace(hidden=("/desk/.orch",)), "/desk", 9, ["true"]))
+        hiding = " ".join(bubblewrap.bubblewrap_command(shut._replace(hidden=("/desk/.orch",)), "/desk", 9, ["true"]))
         assert "--bind-try /desk /desk --tmpfs /desk/.orch --bind /own /own" in hiding
-        assert "--share-net" in bubblewrap.arguments(shut._replace(network=True), "/desk", 9, ["true"])
+        assert "--share-net" in bubblewrap.bubblewrap_command(shut._replace(network=True), "/desk", 9, ["true"])
 
 
 def test_limits_are_put_before_a_program() -> None:
     """In the units of the shell; a program without limits is run as it is."""
-    assert limited(["ls", "a b"], ToolLimits()) == ["ls", "a b"]
+    assert limit_command(["ls", "a b"], ToolLimits()) == ["ls", "a b"]
     asked = ToolLimits(cpu_seconds=5, memory_mb=2, file_mb=3, open_files=64, processes=100)
-    assert limited(["ls", "a b"], asked) == [
+    assert limit_command(["ls", "a b"], asked) == [
         *("/bin/sh", "-c"),
         (
             "ulimit -t 5 && ulimit -d 2048 && ulimit -f 6144 && ulimit -n 64 && "

@@ -10,7 +10,7 @@ import pytest
 from orch_protocol.core.archives import Span
 from orch_protocol.core.errors import DamagedError, StoreError
 from orch_protocol.core.messages import Reply, assistant, text_of, user
-from orch_worker.session.log_reader import digest, entries_in, lines_in, messages_in, read_spans
+from orch_worker.session.log_reader import entries_in, lines_in, messages_in, read_spans, sha256_of
 from orch_worker.session.transcript import Transcript
 
 
@@ -53,7 +53,7 @@ def test_messages_alone_and_in_order(file: File) -> None:
     assert said(file, span) == ["one", "two", "three"]
     assert said(file, file.span(1, 1), file.span(4, 4)) == ["one", "three"]
     assert [offset for offset, _ in messages_in(file.path, [span])] == [file.span(n, n)[0] for n in (1, 2, 4)]
-    assert said(file, span, expected=digest(read_spans(file.path, [span]))) == ["one", "two", "three"]
+    assert said(file, span, expected=sha256_of(read_spans(file.path, [span]))) == ["one", "two", "three"]
 
 
 def test_some_of_them(file: File) -> None:
@@ -69,14 +69,14 @@ def test_some_of_them(file: File) -> None:
 def test_nothing_is_on_no_lines(file: File) -> None:
     """And that is no damage."""
     assert said(file) == []
-    assert said(file, expected=digest([])) == []
+    assert said(file, expected=sha256_of([])) == []
 
 
 @pytest.mark.parametrize("expected", [False, True])
 def test_a_damaged_message_is_named(file: File, expected: bool) -> None:
     """With its number and place, also when it is the first of its span: the line before has what it is checked by."""
     span = file.span(2, 4)
-    known = digest(read_spans(file.path, [span])) if expected else ""
+    known = sha256_of(read_spans(file.path, [span])) if expected else ""
     file.spoil(b"two", b"twx")
     with pytest.raises(DamagedError, match=rf"entry 1, in .* at byte {span[0]}, is damaged"):
         said(file, span, expected=known)
@@ -87,7 +87,7 @@ def test_a_damaged_message_is_named(file: File, expected: bool) -> None:
 def test_damage_beside_the_messages_is_none_of_theirs(file: File) -> None:
     """The end of a turn stands between them; without it they are what they were."""
     span = file.span(1, 4)
-    known = digest(read_spans(file.path, [span]))
+    known = sha256_of(read_spans(file.path, [span]))
     file.spoil(b'"steps"', b'"stepz"')
     file.spoil(b'"id":"a"', b'"id":"b"')
     assert said(file, span, expected=known) == ["one", "two", "three"]
@@ -106,7 +106,7 @@ def test_what_cannot_be_counted_is_damaged_as_a_whole(file: File, was: bytes) ->
 def test_sound_lines_of_another_file_are_not_what_was_archived(file: File, tmp_path: Path) -> None:
     """Their checksums fit, and yet they hash to something else."""
     span = file.span(1, 4)
-    known = digest(read_spans(file.path, [span]))
+    known = sha256_of(read_spans(file.path, [span]))
     other = File(tmp_path / "other")
     file.path.write_bytes(other.path.read_bytes())
     with pytest.raises(DamagedError, match="not what was archived: was it replaced"):
@@ -116,7 +116,7 @@ def test_sound_lines_of_another_file_are_not_what_was_archived(file: File, tmp_p
 def test_a_file_that_is_too_short_is_damaged(file: File) -> None:
     """Wherever it ends."""
     span = file.span(1, 4)
-    known = digest(read_spans(file.path, [span]))
+    known = sha256_of(read_spans(file.path, [span]))
     data = file.path.read_bytes()
     for size in range(span[0], len(data)):
         file.path.write_bytes(data[:size])

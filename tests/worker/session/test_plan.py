@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orch_protocol.agent.plan import MARKS, Task, TaskStatus
 from orch_protocol.core.messages import Text, ToolUse
 from orch_protocol.session.entries import PlanApproved
-from orch_worker.session.plan import HEADING, TaskList, block, listed, made, updated
+from orch_worker.session.plan import HEADING, TaskList, new_tasks, task_block, task_lines, update_task
 from orch_worker.session.transcript import Transcript, read_session
 from orch_worker.tools.api.base import ToolContext
 from orch_worker.tools.dispatch.presets import make_toolbox
@@ -24,15 +24,15 @@ steps = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(STATUSES)), max_si
 
 def test_a_new_list_is_pending() -> None:
     """Each task is on one line, and none is begun."""
-    assert made(["Read\n it ", "write"]) == (Task("Read it"), Task("write"))
+    assert new_tasks(["Read\n it ", "write"]) == (Task("Read it"), Task("write"))
 
 
 @given(steps)
 def test_at_most_one_is_in_progress(changes: list[tuple[int, TaskStatus]]) -> None:
     """Whatever is said of tasks, each is what was said last of it, but for those that gave way to another."""
-    tasks = made(["a", "b", "c", "d"])
+    tasks = new_tasks(["a", "b", "c", "d"])
     for index, status in changes:
-        before, tasks = tasks, updated(tasks, index, status)
+        before, tasks = tasks, update_task(tasks, index, status)
         assert tasks[index - 1].status == status
         assert [task.status for task in tasks].count("in_progress") <= 1
         for number, (old, new) in enumerate(zip(before, tasks, strict=True), 1):
@@ -58,16 +58,18 @@ def test_the_approval_of_another_agents_plan_says_nothing(tmp_path: Path) -> Non
 def test_a_task_that_is_not_there(index: int) -> None:
     """Numbers count from 1 to the last one."""
     with pytest.raises(IndexError):
-        updated(made(["a", "b"]), index, "completed")
+        update_task(new_tasks(["a", "b"]), index, "completed")
 
 
 def test_shown_with_marks() -> None:
     """Each status has its mark; the block is there as long as something is open."""
     tasks = tuple(Task(status, status) for status in STATUSES)
-    assert listed(tasks).splitlines() == [f"{MARKS[each]} {number}. {each}" for number, each in enumerate(STATUSES, 1)]
-    assert block(tasks).startswith(HEADING)
-    assert block(tasks).endswith(listed(tasks))
-    assert block(tasks[2:]) == block(()) == ""
+    assert task_lines(tasks).splitlines() == [
+        f"{MARKS[each]} {number}. {each}" for number, each in enumerate(STATUSES, 1)
+    ]
+    assert task_block(tasks).startswith(HEADING)
+    assert task_block(tasks).endswith(task_lines(tasks))
+    assert task_block(tasks[2:]) == task_block(()) == ""
 
 
 @pytest.fixture

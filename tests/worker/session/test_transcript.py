@@ -27,7 +27,7 @@ from orch_protocol.core.messages import (
     user,
 )
 from orch_protocol.session.entries import Custom, MessageEntry
-from orch_worker.conversation.history import acceptable, without_lost
+from orch_worker.conversation.history import valid_conversation, without_lost
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import Transcript, read_last_turn, read_session, read_usage
@@ -446,8 +446,8 @@ def test_a_call_that_runs_is_not_told_as_lost(name: str) -> None:
     calls = Message("assistant", (ToolUse("a", "list_files", {}), ToolUse("b", name, {})))
     listed = ToolResult("a", (Text("valves.txt"),))
     said = (user("look"), calls, Message("user", (listed,)))
-    assert acceptable(said) != said
-    assert without_lost(acceptable(said)) == said
-    assert without_lost(acceptable(said[:2])) == said[:2]
+    assert valid_conversation(said) != said
+    assert without_lost(valid_conversation(said)) == said
+    assert without_lost(valid_conversation(said[:2])) == said[:2]
     assert without_lost(said) == said
     assert without_lost(()) == ()

@@ -16,7 +16,7 @@ from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.session.transcript import Transcript
 from orch_worker.skills import catalog as shelves
 from orch_worker.skills.catalog import SkillCatalog
-from orch_worker.skills.prompt_listing import HEADING, index
+from orch_worker.skills.prompt_listing import HEADING, skill_index
 from orch_worker.skills.read_skill import read_skill
 from orch_worker.skills.skill_tools import tools_named
 from orch_worker.system import atomic_json
@@ -246,7 +246,7 @@ class TestIndex:
 
     def test_a_line_each(self) -> None:
         """Name and description, on one line, with nothing in it that a terminal or a model takes for more."""
-        text = index((SkillSpec("a", "One\n\n# Two\x1b[2J"), SkillSpec("b", "Three")), 2000, TokenEstimator())
+        text = skill_index((SkillSpec("a", "One\n\n# Two\x1b[2J"), SkillSpec("b", "Three")), 2000, TokenEstimator())
         assert text == f"{HEADING}\n\n- a: One # Two\\x1b[2J\n- b: Three"
 
     def test_within_its_bound(self) -> None:
@@ -254,9 +254,9 @@ class TestIndex:
         many = tuple(SkillSpec(f"skill-{number:03}", "d" * 1000) for number in range(100))
         sizes = {}
         for tokens in (30_000, 3_000, 600, 200):
-            text = index(many, tokens, TokenEstimator())
+            text = skill_index(many, tokens, TokenEstimator())
             sizes[tokens] = text.count("\n- ")
             assert TokenEstimator().text(text) <= tokens
         assert sizes[30_000] == sizes[3_000] == 100
-        assert "ddd" not in index(many, 600, TokenEstimator())
+        assert "ddd" not in skill_index(many, 600, TokenEstimator())
         assert text.splitlines()[-1].startswith(f"- and {100 - sizes[200] + 1} more: read_skill without a name")

@@ -11,7 +11,7 @@ import pytest
 from orch_protocol.core.errors import StoreError
 from orch_protocol.core.taint import TaintLabel
 from orch_worker.hooks.builtin.usage_log import DailyUsage, UsageLog
-from orch_worker.policy.taint import note
+from orch_worker.policy.taint import remember_file_taint
 from orch_worker.system import atomic_json
 
 
@@ -36,13 +36,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_somebody_decided_survives_a_loss_of_power(tmp_path: Path, steps: list[str]) -> None:
     """The content is on the disk before the name leads to it, and the name before anybody is told."""
-    atomic_json.change(tmp_path / "trusted.json", dict[str, str], {}, "", lambda _: {"a": "b"})
+    atomic_json.change_json(tmp_path / "trusted.json", dict[str, str], {}, "", lambda _: {"a": "b"})
     assert steps == ["content", "name", "folder"]
 
 
 def test_what_binds_agents_survives_a_loss_of_power(tmp_path: Path, steps: list[str]) -> None:
     """A file that holds what strangers wrote is known to."""
-    note(tmp_path / "written.json", [str(tmp_path / "a")], [TaintLabel("untrusted")], whole=True)
+    remember_file_taint(tmp_path / "written.json", [str(tmp_path / "a")], [TaintLabel("untrusted")], whole=True)
     assert steps == ["content", "name", "folder"]
 
 

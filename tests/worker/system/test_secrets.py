@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orch_worker.process import worker_init
-from orch_worker.system.secrets import Masker, masked
-from orch_worker.system.threads import told
+from orch_worker.system.secrets import Masker, mask_secrets
+from orch_worker.system.threads import describe_exception
 
 KEY, LONGER = "sk-planted-1", "sk-planted-1-and-more"
 
@@ -14,8 +14,8 @@ KEY, LONGER = "sk-planted-1", "sk-planted-1-and-more"
 def test_every_occurrence_goes() -> None:
     """The longer of two that begin alike first; what is too short to protect anything stays."""
     text = f"{KEY},{LONGER},{KEY} pw"
-    assert masked(text, (KEY, LONGER, "pw", "")) == "[a key],[a key],[a key] pw"
-    assert masked(text, ()) == text
+    assert mask_secrets(text, (KEY, LONGER, "pw", "")) == "[a key],[a key],[a key] pw"
+    assert mask_secrets(text, ()) == text
 
 
 @pytest.mark.parametrize("size", range(1, 20))
@@ -46,9 +46,9 @@ def test_key_error_for_a_withheld_variable_has_a_hint(monkeypatch: pytest.Monkey
     """Other names, and other errors, have none."""
     monkeypatch.setenv("ORCH_WITHHELD", "SLACK_WEBHOOK STRIPE_ACCOUNT")
     hint = " (SLACK_WEBHOOK is set in your shell but not passed to workers; add it to environment.pass)"
-    assert told(KeyError("SLACK_WEBHOOK")) == f"KeyError: 'SLACK_WEBHOOK'{hint}"
-    assert told(KeyError("SLACK")) == "KeyError: 'SLACK'"
-    assert told(KeyError(["SLACK_WEBHOOK"])) == "KeyError: ['SLACK_WEBHOOK']"
-    assert told(ValueError("SLACK_WEBHOOK")) == "ValueError: SLACK_WEBHOOK"
+    assert describe_exception(KeyError("SLACK_WEBHOOK")) == f"KeyError: 'SLACK_WEBHOOK'{hint}"
+    assert describe_exception(KeyError("SLACK")) == "KeyError: 'SLACK'"
+    assert describe_exception(KeyError(["SLACK_WEBHOOK"])) == "KeyError: ['SLACK_WEBHOOK']"
+    assert describe_exception(ValueError("SLACK_WEBHOOK")) == "ValueError: SLACK_WEBHOOK"
     monkeypatch.delenv("ORCH_WITHHELD")
-    assert told(KeyError("SLACK_WEBHOOK")) == "KeyError: 'SLACK_WEBHOOK'"
+    assert describe_exception(KeyError("SLACK_WEBHOOK")) == "KeyError: 'SLACK_WEBHOOK'"

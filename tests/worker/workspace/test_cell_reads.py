@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from orch_worker.workspace.python_cells import statements
+from orch_worker.workspace.python_cells import analyze_statements
 
 
 def read(code: str) -> set[str]:
     """Return all names that `code` reads of its namespace."""
-    return {name for each in statements(code) for name in each.reads}
+    return {name for each in analyze_statements(code) for name in each.reads}
 
 
 def bound(code: str) -> set[str]:
     """Return all names that `code` binds in its namespace."""
-    return {name for each in statements(code) for name in each.binds}
+    return {name for each in analyze_statements(code) for name in each.binds}
 
 
 @pytest.mark.parametrize(
@@ -49,16 +49,16 @@ def test_names_that_code_reads_and_binds_are_found(code: str, reads: set[str], b
 
 def test_each_statement_is_told_by_itself() -> None:
     """So that what one makes is not thought to be made from what another one reads."""
-    one, two = statements("a = b\nc = d")
+    one, two = analyze_statements("a = b\nc = d")
     assert (one.reads, one.binds, two.reads, two.binds) == (("b",), ("a",), ("d",), ("c",))
 
 
 def test_what_may_change_in_place_what_is_deleted_and_what_may_be_files_is_told() -> None:
     """The methods of a name may change it; short texts may name files."""
-    [each] = statements("a.append(open('data.csv').read(b['x']))")
+    [each] = analyze_statements("a.append(open('data.csv').read(b['x']))")
     assert each.calls == ("a",)
     assert set(each.texts) == {"data.csv", "x"}
-    assert statements("del a, b.c")[0].deletes == ("a",)
+    assert analyze_statements("del a, b.c")[0].deletes == ("a",)
 
 
 @pytest.mark.parametrize("code", ["a = (", "", "\0", "x" * 300_000, "(" * 5_000 + ")" * 5_000, "-" * 100_000 + "1"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orch_worker.workspace.describe_value import is_ours, outline
+from orch_worker.workspace.describe_value import describe_value, is_ours
 
 
 @pytest.mark.parametrize(
@@ -24,19 +24,19 @@ from orch_worker.workspace.describe_value import is_ours, outline
 )
 def test_a_value_of_a_known_type_is_told_by_type_size_and_beginning(value: Any, kind: str, text: str) -> None:
     """And by about how much memory it takes."""
-    found = outline(value)
+    found = describe_value(value)
     assert (found.kind, found.text) == (kind, text)
     assert found.size > 0
 
 
 def test_a_number_of_many_digits_is_told_by_its_size() -> None:
     """Writing it out would take long, or is not allowed."""
-    assert outline(2**100_000).text == "about 2 ** 100000"
+    assert describe_value(2**100_000).text == "about 2 ** 100000"
 
 
 def test_of_a_long_list_the_first_hundred_speak_for_the_size_of_the_rest() -> None:
     """About."""
-    assert 400_000 < outline(["x" * 1000] * 500).size < 600_000
+    assert 400_000 < describe_value(["x" * 1000] * 500).size < 600_000
 
 
 def test_tables_are_told_by_their_columns() -> None:
@@ -52,7 +52,7 @@ def test_tables_are_told_by_their_columns() -> None:
         (polars.DataFrame({"a": [1, 2], "b": ["x", "y"]}), "polars.DataFrame", 16, "2 x 2: a Int64, b String"),
         (polars.Series("a", [1, 2]), "polars.Series", 16, "2 long, Int64: 1, 2"),
     ):
-        found = outline(value)
+        found = describe_value(value)
         assert (found.kind, found.text[: len(text)]) == (kind, text)
         assert found.size >= size
 
@@ -80,8 +80,8 @@ class Hostile:
 def test_no_code_of_a_value_of_an_unknown_type_is_run() -> None:
     """Not for itself, and not within a list: asking may take for ever."""
     hostile = Hostile()
-    assert outline(hostile).text == ""
-    assert outline([hostile, {1: hostile}]).text == "2 long: Hostile, dict of 1"
+    assert describe_value(hostile).text == ""
+    assert describe_value([hostile, {1: hostile}]).text == "2 long: Hostile, dict of 1"
     assert Hostile.asked == []
 
 
@@ -106,14 +106,14 @@ def test_no_code_of_a_type_is_run_either() -> None:
     ):
         value = kind()
         assert is_ours(value)
-        assert outline(value).kind.endswith(type.__dict__["__name__"].__get__(kind))
-        assert outline([value]).text.startswith("1 long: ")
+        assert describe_value(value).kind.endswith(type.__dict__["__name__"].__get__(kind))
+        assert describe_value([value]).text.startswith("1 long: ")
     is_ours(meta("Odd", (), {}))
 
 
 def test_a_type_that_is_made_of_a_known_one_is_not_known() -> None:
     """Its methods are its own."""
-    assert outline(Broken(a=1)).text == ""
+    assert describe_value(Broken(a=1)).text == ""
 
 
 def test_modules_and_what_comes_from_them_are_not_the_codes_own() -> None:
@@ -124,5 +124,5 @@ def test_modules_and_what_comes_from_them_are_not_the_codes_own() -> None:
         *[False] * 4,
         *[True] * 3,
     ]
-    assert outline(names["f"]).text == "(a, b) Add."
-    assert outline(names["C"]).text == "methods: go"
+    assert describe_value(names["f"]).text == "(a, b) Add."
+    assert describe_value(names["C"]).text == "methods: go"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from orch_protocol.core.workspace import Artifact, DropArtifacts, FileState, InvalidateArtifacts, TouchArtifacts
-from orch_worker.workspace.describe_value import is_ours, outline
-from orch_worker.workspace.python_cells import BoundName, PythonCell, steps_of, unbound
+from orch_worker.workspace.describe_value import describe_value, is_ours
+from orch_worker.workspace.python_cells import BoundName, PythonCell, invalidate_unbound, steps_of
 from orch_worker.workspace.state import Workspace
 
 FILES = {"data.csv": FileState("data.csv", 1, 2), "rate.txt": FileState("rate.txt", 3, 4)}
@@ -33,7 +33,7 @@ class Notebook:
                 whole = False
             cells.append(PythonCell(code, Artifact("", "", tool="run_python", turn=self.turn, used=self.turn), whole))
         seen = [(name, value) for name, value in self.names.items() if name[:1] != "_"]
-        after = {name: BoundName(id(value), outline(value), is_ours(value)) for name, value in seen}
+        after = {name: BoundName(id(value), describe_value(value), is_ours(value)) for name, value in seen}
         steps = steps_of(cells, self.before, after, self.workspace, FILES.get, most=100)
         for step in steps:
             self.workspace.apply(step)
@@ -130,11 +130,11 @@ def test_values_of_a_process_that_has_ended_are_stale() -> None:
     there = Notebook()
     there.run("a = 1", "b = 2")
     left = {"a": there.before["a"]}
-    [step] = unbound(there.workspace, left, 100)
+    [step] = invalidate_unbound(there.workspace, left, 100)
     assert isinstance(step, InvalidateArtifacts)
     assert step.names == ("value:b",)
     there.workspace.apply(step)
-    assert unbound(there.workspace, left, 100) == []
+    assert invalidate_unbound(there.workspace, left, 100) == []
 
 
 def test_values_that_were_bound_anew_on_another_branch_are_stale() -> None:
@@ -142,6 +142,6 @@ def test_values_that_were_bound_anew_on_another_branch_are_stale() -> None:
     here, there = Notebook(), Notebook()
     here.run("rows = [1, 2]", "same = 'x' * 300", "text = 'a'")
     there.run("rows = [1, 2, 3]", "same = 'x' * 300", "text = 4")
-    [step] = unbound(here.workspace, there.before, 100)
+    [step] = invalidate_unbound(here.workspace, there.before, 100)
     assert step.names == ("value:rows", "value:text")
     assert "another value" in step.why

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from orch_protocol.core.workspace import Artifact, InvalidateArtifacts
-from orch_worker.workspace.source_files import changed, mark_of, relative
+from orch_worker.workspace.source_files import artifact_path, changed_artifacts, mark_of
 
 
 def test_a_file_that_changed_or_went_away_makes_stale_what_was_made_from_it(tmp_path: Path) -> None:
@@ -16,10 +16,10 @@ def test_a_file_that_changed_or_went_away_makes_stale_what_was_made_from_it(tmp_
     marks = {name: mark_of(tmp_path, name) for name in ("same", "longer", "gone")}
     there = [Artifact(name, "file", files=(mark,)) for name, mark in marks.items() if mark is not None]
     there.append(Artifact("stale", "file", files=there[1].files, stale="why"))
-    assert changed(tmp_path, there) == []
+    assert changed_artifacts(tmp_path, there) == []
     (tmp_path / "longer").write_text("one and two")
     (tmp_path / "gone").unlink()
-    assert changed(tmp_path, there) == [
+    assert changed_artifacts(tmp_path, there) == [
         InvalidateArtifacts(("longer",), "longer has changed since"),
         InvalidateArtifacts(("gone",), "gone is not there any more"),
     ]
@@ -33,10 +33,10 @@ def test_a_file_that_was_only_touched_is_what_it_was(tmp_path: Path) -> None:
     assert mark is not None
     there = [Artifact("a", "file", files=(mark,))]
     os.utime(file, ns=(1, 1))
-    assert changed(tmp_path, there) == []
+    assert changed_artifacts(tmp_path, there) == []
     file.write_text("two")
     os.utime(file, ns=(2, 2))
-    assert len(changed(tmp_path, there)) == 1
+    assert len(changed_artifacts(tmp_path, there)) == 1
 
 
 def test_of_a_large_file_time_and_size_are_enough(tmp_path: Path) -> None:
@@ -55,5 +55,5 @@ def test_what_is_no_file_has_no_mark(tmp_path: Path) -> None:
 
 def test_paths_are_told_relative_to_the_folder_when_they_are_below_it(tmp_path: Path) -> None:
     """However they are spelled: the same file has one name."""
-    assert [relative(tmp_path, path) for path in ("./a/../b", f"{tmp_path}/b", "b")] == ["b"] * 3
-    assert relative(tmp_path, "../x") == str(tmp_path.parent / "x")
+    assert [artifact_path(tmp_path, path) for path in ("./a/../b", f"{tmp_path}/b", "b")] == ["b"] * 3
+    assert artifact_path(tmp_path, "../x") == str(tmp_path.parent / "x")

@@ -16,7 +16,7 @@ from orch_protocol.core.workspace import (
     TouchArtifacts,
     WorkspaceSteps,
 )
-from orch_worker.workspace.state import Workspace, named, pruned
+from orch_worker.workspace.state import Workspace, artifacts_to_prune, resolve_names
 
 
 def made(name: str, *deps: str, **more: Any) -> KeepArtifact:
@@ -118,15 +118,15 @@ def test_what_is_out_of_use_for_long_is_forgotten_but_not_what_is_pinned() -> No
     """By the turn that it is now: one that was used since is young."""
     there = of(("old", 1, 1), ("pinned", 1, 1), ("used", 1, 1), ("new", 9, 1), pinned=("pinned",))
     there.apply(TouchArtifacts(("used",), 8))
-    assert pruned(there, 10, turns=50, bytes=100, count=9) == ()
-    assert [step.names for step in pruned(there, 51, turns=50, bytes=100, count=9)] == [("old",)]
+    assert artifacts_to_prune(there, 10, turns=50, bytes=100, count=9) == ()
+    assert [step.names for step in artifacts_to_prune(there, 51, turns=50, bytes=100, count=9)] == [("old",)]
 
 
 def test_above_a_size_the_largest_is_forgotten_first() -> None:
     """Until it is enough; what is pinned or was used just now stays, however large."""
     there = of(("large", 1, 60), ("small", 1, 5), ("middle", 1, 30), ("kept", 1, 90), ("now", 4, 99), pinned=("kept",))
-    assert [step.names for step in pruned(there, 4, turns=50, bytes=230, count=9)] == [("large",)]
-    [step] = pruned(there, 4, turns=50, bytes=1, count=9)
+    assert [step.names for step in artifacts_to_prune(there, 4, turns=50, bytes=230, count=9)] == [("large",)]
+    [step] = artifacts_to_prune(there, 4, turns=50, bytes=1, count=9)
     assert step.names == ("large", "middle", "small")
     assert "among the largest" in step.why
 
@@ -134,13 +134,13 @@ def test_above_a_size_the_largest_is_forgotten_first() -> None:
 def test_above_a_number_what_was_not_used_for_longest_is_forgotten() -> None:
     """However young all of it is."""
     there = of(("a", 3, 1), ("b", 1, 1), ("c", 2, 1), ("d", 1, 1), pinned=("d",))
-    assert [step.names for step in pruned(there, 4, turns=50, bytes=99, count=2)] == [("b", "c")]
+    assert [step.names for step in artifacts_to_prune(there, 4, turns=50, bytes=99, count=2)] == [("b", "c")]
 
 
 def test_a_name_is_found_by_its_end_too() -> None:
     """As long as only one ends so; a whole name is that one."""
     there = Workspace([made("file:a.py"), made("value:a.py"), made("value:b")])
-    assert named(there, "b") == ["value:b"]
-    assert named(there, "file:a.py") == ["file:a.py"]
-    assert named(there, "a.py") == ["file:a.py", "value:a.py"]
-    assert named(there, "c") == []
+    assert resolve_names(there, "b") == ["value:b"]
+    assert resolve_names(there, "file:a.py") == ["file:a.py"]
+    assert resolve_names(there, "a.py") == ["file:a.py", "value:a.py"]
+    assert resolve_names(there, "c") == []

@@ -8,8 +8,8 @@ from typing import Final, Literal, TypeAlias
 
 from orch_protocol.core.messages import ToolUse
 
-from ..session.interruption_notes import interrupted
-from ..tools.dispatch.toolbox import CallOutcome, call_usage, refuse
+from ..session.interruption_notes import interrupted_result
+from ..tools.dispatch.toolbox import CallOutcome, call_usage, refused_outcome
 
 __all__ = ["Cut", "cut_off", "end_all", "ended", "is_done", "outcome_of"]
 
@@ -36,7 +36,7 @@ def ended(text: str, stop: str, *, steps: int, short: str) -> str:
 def outcome_of(call: ToolUse, task: asyncio.Task[CallOutcome], cut: Cut | None, elapsed: float) -> CallOutcome:
     if is_done(task):
         return task.result()
-    return CallOutcome(refuse(call, cut_off(call, cut, began=True)).result, usage=call_usage(elapsed))
+    return CallOutcome(refused_outcome(call, cut_off(call, cut, began=True)).result, usage=call_usage(elapsed))
 
 
 def is_done(task: asyncio.Task[CallOutcome]) -> bool:
@@ -46,7 +46,7 @@ def is_done(task: asyncio.Task[CallOutcome]) -> bool:
 def cut_off(call: ToolUse, cut: Cut | None, *, began: bool) -> str:
     """Return the result of a call that the end of the turn cut off, or kept from beginning."""
     if cut == "cancelled":
-        return interrupted(call.name, began=began)
+        return interrupted_result(call.name, began=began)
     why = (WHY | {"budget": "The budget is used up."})[cut] if cut else "the call was cancelled."
     return f"Not finished: {why} It may have had effects." if began else f"Not run: {why}"
 

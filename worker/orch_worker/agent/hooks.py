@@ -24,10 +24,10 @@ from orch_protocol.hooks.stages import ACTED, STAGES
 from orch_protocol.wire.worker_messages import AgentEvent
 
 from ..backends.base import AssistantTurn, Backend, BackendInfo, OnText, RequestOverride
-from ..conversation.history import acceptable
+from ..conversation.history import valid_conversation
 from ..hooks.dispatch import StageResult
 from ..hooks.runner import HookCalls
-from ..hooks.session_events import ArchivalHooks, detached
+from ..hooks.session_events import ArchivalHooks, copy_messages
 from ..tools.api.base import ToolError
 from ..tools.dispatch.result_limits import MAX_CAPTURED, text_in, with_text
 from ..tools.dispatch.toolbox import CallOutcome, Executor
@@ -194,12 +194,12 @@ class AgentHooks:
         """Return what the next request is to hold in place of the conversation, None: that. Raises Aborted."""
         messages: tuple[Message, ...] | None = None
         if "context" in self.calls.on:
-            followed = await self.calls.ask("context", messages=detached(backend.transcript()))
+            followed = await self.calls.ask("context", messages=copy_messages(backend.transcript()))
             assert followed is not None
             assert isinstance(followed.event, stages.Context)
             _check(followed)
             if followed.inject or any("messages" in done.actions for done in followed.done):
-                messages = acceptable((*followed.event.messages, *map(user, followed.inject)))
+                messages = valid_conversation((*followed.event.messages, *map(user, followed.inject)))
                 messages = messages or tuple(backend.transcript())
         system = tail = None
         if "before_provider_request" in self.calls.on:
@@ -208,7 +208,7 @@ class AgentHooks:
                 model=info.model,
                 system=getattr(backend, "system", ""),
                 tools=tuple(tool.name for tool in getattr(backend, "tools", ())),
-                messages=detached(messages or backend.transcript()),
+                messages=copy_messages(messages or backend.transcript()),
                 tail=backend.tail,
             )
             followed = await self.calls.run(asked)
@@ -268,7 +268,7 @@ class AgentHooks:
                 provider=info.provider,
                 model=info.model,
                 text=text,
-                message=detached([turn.message])[0],
+                message=copy_messages([turn.message])[0],
                 stop_reason=turn.stop_reason,
                 usage=turn.usage,
             )

@@ -24,7 +24,7 @@ from ..backends.model_families import ratios_of
 from ..backends.registry import PROVIDERS, make_backend
 from ..backends.switchable import SwitchableBackend
 from ..context.archiving import TurnArchiver
-from ..context.holder_query import testimony
+from ..context.holder_query import archived_text
 from ..context.summarizer import Summarizer
 from ..conversation.tokens import TokenEstimator
 from ..policy.taint import TaintLabels
@@ -143,7 +143,7 @@ class Runtime:
             self._phases: Phases | None = None
             # Seeded history is somebody else's: a script goes on where this agent's own responses ended.
             self.backend.learn(session.entries)
-            self._held = testimony(spec.source, self.backend.info().context_limit) if spec.source else ()
+            self._held = archived_text(spec.source, self.backend.info().context_limit) if spec.source else ()
             self._load()
             self._archiving: TurnArchiver | None = None
             if spec.archival is not None:
@@ -291,12 +291,12 @@ class Runtime:
     def _make_hooks(self) -> AgentHooks:
         # Imported when there are any: a worker without hooks is not to pay for them.
         from ..hooks.hook import HookRegistry
-        from ..hooks.loader import declared
+        from ..hooks.loader import configured_hooks
         from ..hooks.runner import HookCalls
         from .hooks import AgentHooks
 
         theirs = self.extensions.hooks if self.extensions is not None else ()
-        own = HookRegistry((*declared(self.spec.hooks.load, self.spec.hooks.options), *theirs))
+        own = HookRegistry((*configured_hooks(self.spec.hooks.load, self.spec.hooks.options), *theirs))
         made = HookCalls(own, self.spec, self._root.call_root, say=self.say_to_itself, messages=self.backend.transcript)
         return AgentHooks(made, self._answering, self.transcript.custom)
 

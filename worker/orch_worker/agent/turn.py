@@ -32,9 +32,9 @@ from ..backends.base import NOTHING, AssistantTurn, Backend, OnText
 from ..conversation.prompt_markers import STEERING
 from ..conversation.tokens import CHARS_PER_TOKEN, clip
 from ..prompt.instructions import continued_prompt
-from ..system.threads import told
+from ..system.threads import describe_exception
 from ..tools.dispatch.budget_client import BudgetClient
-from ..tools.dispatch.toolbox import CallOutcome, Executor, refuse
+from ..tools.dispatch.toolbox import CallOutcome, Executor, refused_outcome
 from .cancelled_calls import Cut, cut_off, end_all, ended, is_done, outcome_of
 from .steering import SteeringMessage
 
@@ -274,7 +274,7 @@ class _TurnState:
         left = tool_uses(messages[-1]) if messages and messages[-1].role == "assistant" else []
         if left:
             why = "No result: the process ended before the call was done. It may have had effects."
-            self._append_results([refuse(call, why).result for call in left])
+            self._append_results([refused_outcome(call, why).result for call in left])
 
     def _spend(self, usage: Usage) -> None:
         self._usage += usage
@@ -326,7 +326,9 @@ class _TurnState:
                 return "budget"
             calls = tool_uses(turn.message)
             if calls and turn.stop_reason in NOT_COMPLETE:
-                self._append_results([refuse(call, CUT_OFF.format(why=turn.stop_reason)).result for call in calls])
+                self._append_results(
+                    [refused_outcome(call, CUT_OFF.format(why=turn.stop_reason)).result for call in calls]
+                )
             elif calls:
                 await self._run_calls(calls)
             if self._hooks is not None:
@@ -416,7 +418,7 @@ class _TurnState:
             self._keep_streamed()
             raise
         except Exception as error:
-            raise BackendError(f"{info.provider}: {told(error)}") from error
+            raise BackendError(f"{info.provider}: {describe_exception(error)}") from error
         self._steps += 1
         usage = turn.usage.of_a_response()
         self._usage += usage
@@ -469,7 +471,7 @@ class _TurnState:
         """Run `calls` at once and append their results in call order, also those of calls that the brake ends."""
         if cut := self._brake.cut():
             self._unfinished = tuple(call.name for call in calls)
-            self._append_results([refuse(call, cut_off(call, cut, began=False)).result for call in calls])
+            self._append_results([refused_outcome(call, cut_off(call, cut, began=False)).result for call in calls])
             return
         self._report("tool", ", ".join(dict.fromkeys(call.name for call in calls)), self._steps)
         if self._emit is not None:

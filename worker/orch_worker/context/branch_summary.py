@@ -17,10 +17,18 @@ from orch_protocol.core.messages import Message, Text, Usage, text_of
 from ..backends.base import Backend
 from ..session.session import SessionState
 from ..tools.dispatch.budget_client import BudgetClient
-from .compaction_summary import CompactionDigest, digest_of, extract, parts_of, question, said, usable
+from .compaction_summary import (
+    CompactionDigest,
+    digest_of,
+    extract_summary,
+    parts_of,
+    summary_prompt,
+    summary_text,
+    usable_summary,
+)
 from .summarizer import writer_of
 
-__all__ = ["BranchSummaryText", "extracted", "left_behind", "summed_up"]
+__all__ = ["BranchSummaryText", "extract_branch_summary", "left_behind", "summed_up"]
 
 CHARS: Final = 6_000
 PART_CHARS: Final = 100_000
@@ -54,9 +62,9 @@ def left_behind(session: SessionState, to: str | None) -> list[Message]:
     return [item.message for item in items if stays is None or not stays[session.places[item.last]]]
 
 
-def extracted(left: Sequence[Message]) -> BranchSummaryText:
+def extract_branch_summary(left: Sequence[Message]) -> BranchSummaryText:
     """Return what can be said of `left` without a model: what was asked and answered, and what calls left behind."""
-    return BranchSummaryText(_told(left, extract(left, "", CHARS))) if left else BranchSummaryText("")
+    return BranchSummaryText(_told(left, extract_summary(left, "", CHARS))) if left else BranchSummaryText("")
 
 
 async def summed_up(
@@ -70,7 +78,7 @@ async def summed_up(
     in time, or what it takes is more than is left of what is `budgeted`."""
     spec = writer_of(model)
     if spec is None or not left:
-        return extracted(left)
+        return extract_branch_summary(left)
     asking, usage, body = None, Usage(), ""
     purse.budgeted = frozenset(budgeted)
     try:
@@ -80,12 +88,12 @@ async def summed_up(
             parts = parts_of(left, PART_CHARS)
             for number, part in enumerate(parts, 1):
                 asking.load((), number - 1)
-                asking.append_user((Text(question(part, body, CHARS, number, len(parts))),))
+                asking.append_user((Text(summary_prompt(part, body, CHARS, number, len(parts))),))
                 hold = await purse.reserve(asking, beside=True)
                 turn = await purse.response(asking, hold)
                 hold.settle(took := turn.usage.of_a_response())
                 usage += took
-                body = "" if turn.stop_reason in UNFINISHED else usable(text_of(turn.message), CHARS)
+                body = "" if turn.stop_reason in UNFINISHED else usable_summary(text_of(turn.message), CHARS)
                 if not body:
                     break
     except (TimeoutError, OrchError) as error:
@@ -100,11 +108,11 @@ async def summed_up(
     return (
         BranchSummaryText(_told(left, body), by_model=True, usage=usage)
         if body
-        else replace(extracted(left), usage=usage)
+        else replace(extract_branch_summary(left), usage=usage)
     )
 
 
 def _told(left: Sequence[Message], body: str) -> str:
     """Return `body` with the calls that were made; the task and the question stay with what is not left."""
     known = digest_of(left, CompactionDigest(), within=False)
-    return said(replace(known, task="", question="", archives=False), body, CHARS)
+    return summary_text(replace(known, task="", question="", archives=False), body, CHARS)

@@ -19,10 +19,10 @@ __all__ = [
     "CRITICAL",
     "CompactionCut",
     "asked_for",
-    "bound",
     "is_critical",
     "line_of",
-    "planned",
+    "max_request_tokens",
+    "plan_compaction",
     "safe_cuts",
     "summary_tokens",
     "turn_cut",
@@ -90,7 +90,7 @@ def asked_for(
     return CompactionCut(stop, within) if behind[told] - behind[stop] > room else None
 
 
-def bound(rules: CompactionSpec, window: int, tokens: int, *, refused: bool) -> int:
+def max_request_tokens(rules: CompactionSpec, window: int, tokens: int, *, refused: bool) -> int:
     """Return how large a request may be, in tokens as they are estimated. Of one that was `refused` and thought to be
     small enough, that is its own size: estimates run low there."""
     at = rules.at(window) or tokens
@@ -102,7 +102,7 @@ def is_critical(tokens: int, rules: CompactionSpec, window: int) -> bool:
     return tokens * rules.pct >= rules.at(window) * max(CRITICAL, rules.pct)
 
 
-def planned(
+def plan_compaction(
     items: Sequence[VisibleMessage[Any]],
     size: Callable[[Message], int],
     rules: CompactionSpec,
@@ -117,7 +117,7 @@ def planned(
     `tokens` is the size of its next request, `window` what the model takes (0: nobody knows). The first `told` messages
     stay whatever is cut. With `refused` the request was too long for its model, whatever was thought of it.
     """
-    at = bound(rules, window, tokens, refused=refused)
+    at = max_request_tokens(rules, window, tokens, refused=refused)
     pressing = refused or is_critical(tokens, rules, window)
     if not pressing and (tokens < at or len(items) - told < rules.least):
         return None

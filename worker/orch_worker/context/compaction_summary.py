@@ -30,14 +30,14 @@ __all__ = [
     "CompactionDigest",
     "details_of",
     "digest_of",
-    "extract",
+    "extract_summary",
     "on_record",
-    "parted",
     "parts_of",
-    "question",
     "question_beside",
-    "said",
-    "usable",
+    "split_memory_items",
+    "summary_prompt",
+    "summary_text",
+    "usable_summary",
 ]
 
 REMEMBER: Final = """\
@@ -128,7 +128,7 @@ def details_of(digest: CompactionDigest, body: str) -> Any:
     return msgspec.to_builtins(msgspec.structs.replace(digest, body=body))
 
 
-def said(digest: CompactionDigest, body: str, chars: int) -> str:
+def summary_text(digest: CompactionDigest, body: str, chars: int) -> str:
     """Return the text of a summary: what `body` says, and what is known besides, in about `chars` characters."""
     done = render(digest.receipt, max(chars // RECEIPT_SHARE, LEAST_LINE)) if digest.receipt.tools else ""
     parts = [
@@ -141,7 +141,7 @@ def said(digest: CompactionDigest, body: str, chars: int) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def extract(gone: Sequence[Message], before: str, chars: int) -> str:
+def extract_summary(gone: Sequence[Message], before: str, chars: int) -> str:
     """Return a body that nobody wrote, in `chars` characters: of the body `before` as much as has room, and what was
     asked and answered since, the latest first to be told."""
     carried = clip(before, chars // CARRIED_SHARE, HINT)
@@ -169,7 +169,7 @@ def parts_of(gone: Sequence[Message], most: int) -> list[str]:
     return turn_pieces([message for message in gone if not _is_told(message)], most)
 
 
-def question(part: str, before: str, chars: int, number: int, parts: int) -> str:
+def summary_prompt(part: str, before: str, chars: int, number: int, parts: int) -> str:
     """Return what a model is asked about the part `number` of `parts`, when `before` is what it has written so far."""
     which = f" (part {number} of {parts})" if parts > 1 else ""
     words = chars // CHARS_A_WORD
@@ -187,13 +187,13 @@ def question_beside(place: str, chars: int) -> str:
     return _BESIDE.format(system=SYSTEM, words=chars // CHARS_A_WORD, place=where)
 
 
-def usable(answer: str, chars: int) -> str:
+def usable_summary(answer: str, chars: int) -> str:
     """Return `answer` as a body, "" when it is none: nothing, or far more than was asked for."""
     text = answer.strip()
     return text if len(text) <= MOST_ANSWER * chars else ""
 
 
-def parted(body: str) -> tuple[str, tuple[str, ...]]:
+def split_memory_items(body: str) -> tuple[str, tuple[str, ...]]:
     """Return the notes without what is to be remembered, and the items of that."""
     if (found := _REMEMBER.search(body)) is None:
         return body, ()

@@ -26,21 +26,21 @@ from ..session.session import SessionState
 from ..session.transcript import Transcript
 from ..session.visible_messages import VisibleMessage
 from ..tools.dispatch.budget_client import BudgetClient, BudgetReservation
-from .compaction_rules import CompactionCut, asked_for, bound, planned, summary_tokens
+from .compaction_rules import CompactionCut, asked_for, max_request_tokens, plan_compaction, summary_tokens
 from .compaction_summary import (
     REMEMBER,
     SYSTEM,
     CompactionDigest,
     details_of,
     digest_of,
-    extract,
+    extract_summary,
     on_record,
-    parted,
     parts_of,
-    question,
     question_beside,
-    said,
-    usable,
+    split_memory_items,
+    summary_prompt,
+    summary_text,
+    usable_summary,
 )
 from .summarizer import writer_of
 
@@ -145,7 +145,7 @@ class Compactor:
                 await self._ask(written, due, instructions)
                 await self._flush(written)
             if not written.body:
-                written.body, written.writer = extract(due.gone, due.known.body, due.chars), "extract"
+                written.body, written.writer = extract_summary(due.gone, due.known.body, due.chars), "extract"
             written.body = "\n".join((written.body, *(told.added if told is not None else ())))
             entry, usage = self._record(due, written)
         except BaseException:
@@ -176,7 +176,9 @@ class Compactor:
         if reason in ("asked", "hook"):
             cut = asked_for(view.items, size, rules, tokens=tokens, told=view.told)
         else:
-            cut = planned(view.items, size, rules, tokens=tokens, window=window, told=view.told, refused=refused)
+            cut = plan_compaction(
+                view.items, size, rules, tokens=tokens, window=window, told=view.told, refused=refused
+            )
         if cut is None:
             return None
         gone = [item.message for item in view.items[view.told : cut.stop]]
@@ -188,13 +190,13 @@ class Compactor:
             kept=view.items[cut.stop],
             known=digest_of(gone, _before(session, gone), within=cut.within),
             tokens=tokens,
-            chars=summary_tokens(bound(rules, window, tokens, refused=reason != "size")) * CHARS_PER_TOKEN,
+            chars=summary_tokens(max_request_tokens(rules, window, tokens, refused=reason != "size")) * CHARS_PER_TOKEN,
             room=window - tokens if reason != "refused" else 0,
         )
 
     async def _flush(self, written: _WrittenSummary) -> None:
         """Keep what is to be remembered elsewhere, before it leaves the conversation."""
-        written.body, items = parted(written.body)
+        written.body, items = split_memory_items(written.body)
         if self._memory is not None and items:
             await self._memory.flush(items)
 
@@ -202,7 +204,7 @@ class Compactor:
         """Record it, and go on with the conversation as it is from now on."""
         usage = self._unclaimed
         entry = self._transcript.compaction(
-            summary=said(due.known, written.body, due.chars),
+            summary=summary_text(due.known, written.body, due.chars),
             first_kept_entry_id=due.kept.first,
             tokens_before=due.tokens,
             turn=due.turn,
@@ -266,7 +268,7 @@ class Compactor:
         asking.append_system(f"{SYSTEM}\n{more}".rstrip(), ())
         for number, part in enumerate(parts, 1):
             asking.load((), number - 1)
-            prompt = question(part, body, due.chars, number, len(parts))
+            prompt = summary_prompt(part, body, due.chars, number, len(parts))
             body = await self._answer(asking, written, prompt, due.chars)
             if not body:
                 return ""
@@ -279,7 +281,7 @@ class Compactor:
         usage = turn.usage.of_a_response()
         written.holds.append((hold, usage))
         self._unclaimed += usage
-        return "" if turn.stop_reason in UNFINISHED else usable(text_of(turn.message), chars)
+        return "" if turn.stop_reason in UNFINISHED else usable_summary(text_of(turn.message), chars)
 
 
 def _before(session: SessionState, gone: Iterable[Message]) -> CompactionDigest:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from orch_protocol.core.messages import Block, Message, Text, ToolResult, tool_uses, user
 
-__all__ = ["HistoryBuilder", "acceptable", "without_lost"]
+__all__ = ["HistoryBuilder", "valid_conversation", "without_lost"]
 
 LOST_RESULT = "The process ended before a result was recorded: the call may have taken effect, or not."
 LIVE = "run_python"
@@ -105,7 +105,7 @@ class HistoryBuilder:
         return self._calls.index(block.tool_use_id) if isinstance(block, ToolResult) else len(self._calls)
 
 
-def acceptable(messages: Iterable[Message]) -> tuple[Message, ...]:
+def valid_conversation(messages: Iterable[Message]) -> tuple[Message, ...]:
     """Return `messages`, whatever they are, in a form that providers accept; see `Session.messages`."""
     history = HistoryBuilder()
     for message in messages:

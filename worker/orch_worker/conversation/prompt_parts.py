@@ -14,7 +14,7 @@ from orch_protocol.hooks.patches import PromptPatch
 
 from .tokens import TokenEstimator
 
-__all__ = ["LIVE", "PromptPartError", "fitted", "of_tier", "patched", "put", "rendered"]
+__all__ = ["LIVE", "PromptPartError", "apply_prompt_patch", "fit_parts", "insert_parts", "of_tier", "render_parts"]
 
 LIVE: Final = "live_subagents"
 """The part that is the last of all."""
@@ -36,18 +36,18 @@ def of_tier(parts: Iterable[PromptPart], tier: Tier) -> tuple[PromptPart, ...]:
     return tuple(part for part in parts if part.tier == tier)
 
 
-def rendered(parts: Iterable[PromptPart]) -> str:
+def render_parts(parts: Iterable[PromptPart]) -> str:
     """Return the parts as one text: apart by an empty line, those that say nothing left out."""
     return "\n\n".join(part.text for part in parts if part.text)
 
 
-def put(parts: Iterable[PromptPart], more: Iterable[PromptPart]) -> tuple[PromptPart, ...]:
+def insert_parts(parts: Iterable[PromptPart], more: Iterable[PromptPart]) -> tuple[PromptPart, ...]:
     """Return `parts` with `more` behind those of their tier; the live subagents stay the last of all."""
     all_parts = sorted((*parts, *more), key=lambda part: (TIERS.index(part.tier), part.name == LIVE))
     return tuple(all_parts)
 
 
-def patched(
+def apply_prompt_patch(
     parts: Sequence[PromptPart], patch: PromptPatch, hook: str, *, recorded: bool = False
 ) -> tuple[PromptPart, ...]:
     """Return `parts` as the hook called `hook` wants them: what it adds or replaces is its own from then on.
@@ -79,7 +79,7 @@ def patched(
         known[part.name] = replace(part, owner=f"hook {hook}")
         added.append(part.name)
     kept = [known[part.name] for part in parts if part.name in known and part.name not in added]
-    return put(kept, [known[name] for name in added])
+    return insert_parts(kept, [known[name] for name in added])
 
 
 def _check_open(tier: Tier, name: str, recorded: bool) -> None:
@@ -90,7 +90,7 @@ def _check_open(tier: Tier, name: str, recorded: bool) -> None:
         )
 
 
-def fitted(
+def fit_parts(
     parts: Iterable[PromptPart], tier: Tier, rules: PromptRules, estimator: TokenEstimator
 ) -> tuple[tuple[PromptPart, ...], tuple[str, ...]]:
     """Return the parts of `tier` within what `rules` allow it, and what was done to the others, a line each.
@@ -113,7 +113,7 @@ def fitted(
             kept[part.name] = part
             room -= tokens
             continue
-        text = "" if left_out else cut(part.text, room - LEAST, estimator)
+        text = "" if left_out else cut_lines(part.text, room - LEAST, estimator)
         left_out.append(part.name)
         if not text:
             notes.append(f"{part.name} is left out: {tier}_tokens = {most} leave no room for its {tokens} tokens")
@@ -125,11 +125,11 @@ def fitted(
     result = [kept[part.name] for part in chosen if part.name in kept]
     if gone:
         said = LEFT_OUT.format(names=", ".join(gone))
-        result = list(put(result, [PromptPart("left_out", said, tier, "built-in", "orch")]))
+        result = list(insert_parts(result, [PromptPart("left_out", said, tier, "built-in", "orch")]))
     return tuple(result), tuple(notes)
 
 
-def cut(text: str, tokens: int, estimator: TokenEstimator) -> str:
+def cut_lines(text: str, tokens: int, estimator: TokenEstimator) -> str:
     """Return as many whole lines of `text` as `tokens` hold, of a first line that is too long its beginning."""
     if tokens <= 0:
         return ""

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from orch_protocol.core.messages import Message, Text
 
-from .subagent_calls import AskedAgent, asked_in, latest, named
+from .subagent_calls import AskedAgent, agents_line, asked_in, latest_states
 from .turns import CallWithResult, calls_of
 
 __all__ = ["NUMBER", "CommandOutcome", "Receipt", "merge", "receipt_of", "render", "with_summary"]
@@ -139,7 +139,7 @@ def merge(receipts: Sequence[Receipt]) -> Receipt:
             tools[name] = tools.get(name, 0) + times
         for name in _LISTS:
             lists[name] += getattr(receipt, name)
-    asked = latest(each for receipt in receipts for each in receipt.asked)
+    asked = latest_states(each for receipt in receipts for each in receipt.asked)
     lists["read"] = [path for path in lists["read"] if path not in lists["changed"]]
     return _bounded(tools=tools, more=more, asked=asked, **lists)
 
@@ -153,7 +153,7 @@ def render(receipt: Receipt, chars: int) -> str:
     commands = sorted(receipt.commands, key=lambda command: command.has_failed)
     lines = [
         _ReceiptLine("Tasks", receipt.tasks if len(receipt.tasks) > 1 else ()),
-        _ReceiptLine("Subagents", (named(receipt.asked, chars // 2),) if receipt.asked else ()),
+        _ReceiptLine("Subagents", (agents_line(receipt.asked, chars // 2),) if receipt.asked else ()),
         _ReceiptLine("Changed", receipt.changed, ", ", lasting=True),
         _ReceiptLine("Commands", tuple(map(str, commands)), lasting=any(command.has_failed for command in commands)),
         _ReceiptLine("Errors", receipt.errors, lasting=True),

@@ -11,7 +11,7 @@ from orch_protocol.core.messages import Block, Image, Message, Opaque, Text, Thi
 from .tokens import clip
 from .turns import calls_of
 
-__all__ = ["fitted", "pieces", "render_block", "render_message", "render_turn", "turn_pieces"]
+__all__ = ["fit_texts", "render_block", "render_message", "render_turn", "split_text", "turn_pieces"]
 
 RESULT_CHARS: Final = 4_000
 LEAST_CHARS: Final = 200
@@ -57,7 +57,9 @@ def turn_pieces(messages: Sequence[Message], most: int) -> list[str]:
     """
     room = most * MOST_PIECES // 2  # a cut between messages leaves a piece at least half full
     parts = [clip(part, most, HINT) for part in _rendered(messages)]
-    return pieces(clip(SEPARATOR.join(fitted(parts, room - len(SEPARATOR) * len(parts), HINT)), room, HINT), most)
+    return split_text(
+        clip(SEPARATOR.join(fit_texts(parts, room - len(SEPARATOR) * len(parts), HINT)), room, HINT), most
+    )
 
 
 def _rendered(messages: Sequence[Message]) -> list[str]:
@@ -79,7 +81,7 @@ def _rendered(messages: Sequence[Message]) -> list[str]:
     return parts
 
 
-def fitted(texts: Sequence[str], room: int, hint: str) -> list[str]:
+def fit_texts(texts: Sequence[str], room: int, hint: str) -> list[str]:
     """Return `texts` within `room` characters together, but each with at least 200: the longest are cut first.
 
     `hint` says in each cut text where the rest is.
@@ -97,7 +99,7 @@ def fitted(texts: Sequence[str], room: int, hint: str) -> list[str]:
     return [clip(text, low, hint) for text in texts]
 
 
-def pieces(text: str, most: int) -> list[str]:
+def split_text(text: str, most: int) -> list[str]:
     """Return what `render_turn` made in pieces of at most `most` characters, cut between messages where that can be."""
     found: list[str] = []
     while len(text) > most:

@@ -12,14 +12,14 @@ from orch_protocol.core.messages import Message, Text, text_of
 __all__ = [
     "HEADS",
     "body_of",
-    "brief",
+    "deletion_marker",
     "era_prompt",
     "holder_of",
     "holders_in",
     "is_brief",
     "is_summary",
-    "marker",
-    "replaced",
+    "replace_record",
+    "shorten_record",
     "stub_text",
     "stubs_in",
     "summary_message",
@@ -45,7 +45,7 @@ def stub_text(kind: ArchiveKind, id: str, record: str, answer: str = "") -> str:
     return f"{HEADS[kind]}\nsubagent_id: {id}\n\n{record}{ending}"
 
 
-def marker(when: str) -> str:
+def deletion_marker(when: str) -> str:
     """Return what stands where something was deleted for good; `when` is ISO 8601, of which the day is told."""
     return f"{DELETED}{when[:10]}]"
 
@@ -76,7 +76,7 @@ def is_summary(message: Message) -> bool:
     return message.role == "user" and text_of(message).startswith(SUMMARY)
 
 
-def brief(stub: str, task: str) -> str:
+def shorten_record(stub: str, task: str) -> str:
     """Return what is left of `stub` where a summary tells the rest: the archive's id, and its `task`.
 
     One that says that its archive was deleted, and of which no task is known, still says that.
@@ -109,7 +109,7 @@ def stubs_in(message: Message) -> dict[str, str]:
     return {holder: text for text in texts if (holder := holder_of(text))}
 
 
-def replaced(message: Message, stub: str) -> Message:
+def replace_record(message: Message, stub: str) -> Message:
     """Return `message` with `stub` in place of the one of the same holder."""
     holder = holder_of(stub)
     blocks = (

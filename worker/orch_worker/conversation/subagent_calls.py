@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from .turns import CallWithResult
 
-__all__ = ["AskedAgent", "asked_in", "latest", "named"]
+__all__ = ["AskedAgent", "agents_line", "asked_in", "latest_states"]
 
 MOST_TASK: Final = 80
 MOST_SAID: Final = 200
@@ -74,10 +74,10 @@ def asked_in(calls: Sequence[CallWithResult]) -> tuple[AskedAgent, ...]:
             found.append(AskedAgent(answer[1], state=state))
         elif busy := _BUSY.match(result):
             found.append(AskedAgent(busy[1] or busy[2], state=AT_WORK))
-    return latest(replace(each, id=names.get(each.id, each.id)) for each in found)
+    return latest_states(replace(each, id=names.get(each.id, each.id)) for each in found)
 
 
-def latest(found: Iterable[AskedAgent]) -> tuple[AskedAgent, ...]:
+def latest_states(found: Iterable[AskedAgent]) -> tuple[AskedAgent, ...]:
     """Return each of `found` once, as it was at last; a task that was known stays."""
     by_id: dict[str, AskedAgent] = {}
     for each in found:
@@ -86,7 +86,7 @@ def latest(found: Iterable[AskedAgent]) -> tuple[AskedAgent, ...]:
     return tuple(by_id.values())
 
 
-def named(asked: Sequence[AskedAgent], chars: int) -> str:
+def agents_line(asked: Sequence[AskedAgent], chars: int) -> str:
     """Return `asked` in a line, those at work first: with what they said where that has room in `chars` characters,
     else with less and less of it, in the end by their ids alone."""
     ordered = sorted(asked, key=lambda each: each.state != AT_WORK)

@@ -26,7 +26,7 @@ from ..system import atomic_json
 from ..system.files import bytes_of
 from ..system.folder_digest import Contents, contents_of, hash_of
 from ..system.importing import module_at
-from ..system.threads import told
+from ..system.threads import describe_exception
 from ..tools.api.base import Tool, tool
 from ..tools.dispatch.presets import BUILTIN
 from .prompt_tiers import PROMPT_STAGES, check_tiers
@@ -181,7 +181,7 @@ def load(spec: ExtensionSpec) -> Extension:
         extension = Extension(spec.manifest)
         register(extension)
     except (Exception, SystemExit) as error:
-        why = str(error) if isinstance(error, ConfigError) else told(error)
+        why = str(error) if isinstance(error, ConfigError) else describe_exception(error)
         raise ConfigError(f"extension {spec.manifest.name!r} is left out: {why}") from error
     return extension
 

@@ -19,7 +19,7 @@ from orch_protocol.core.text import scrub
 from orch_protocol.resources.slash_commands import Argument, CommandRow, Effect, UserActionResult, usage
 
 from ..hooks.hook import HookContext
-from ..system.threads import DeadlineExceeded, ThreadPool, told
+from ..system.threads import DeadlineExceeded, ThreadPool, describe_exception
 from ..tools.api.base import ToolContext
 
 __all__ = ["CommandContext", "ExtensionCommands", "Function", "SlashCommand", "argument_of", "make_command"]
@@ -137,7 +137,7 @@ class ExtensionCommands:
         except (DeadlineExceeded, TimeoutError):
             why = f"it did not answer within {seconds:g} s"
         except Exception as error:
-            why = told(error)
+            why = describe_exception(error)
         return UserActionResult(f"/{name} of {command.row.source} failed: {why}", is_error=True)
 
     def _context(self, command: SlashCommand, agent: CommandContext) -> HookContext:

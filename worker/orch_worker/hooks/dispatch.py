@@ -13,8 +13,8 @@ from orch_protocol.hooks.events import BeforeSystemPrompt, Event
 from orch_protocol.hooks.patches import Abort, Approve, Block, Decision, Patch, PromptPatch, name_of, sound
 from orch_protocol.hooks.stages import STAGES, Stage, check_value
 
-from ..conversation.prompt_parts import PromptPartError, patched
-from ..system.threads import DeadlineExceeded, told
+from ..conversation.prompt_parts import PromptPartError, apply_prompt_patch
+from ..system.threads import DeadlineExceeded, describe_exception
 from .hook import Hook
 
 __all__ = [
@@ -169,7 +169,7 @@ class _StageState:
         assert isinstance(self.event, BeforeSystemPrompt)
         before = {part.name: part for part in self.event.parts}
         try:
-            parts = patched(self.event.parts, said, hook.row.name, recorded=self.event.recorded)
+            parts = apply_prompt_patch(self.event.parts, said, hook.row.name, recorded=self.event.recorded)
         except PromptPartError as error:
             raise HookMisuseError(str(error)) from error
         after = {part.name: part for part in parts}
@@ -234,7 +234,7 @@ def said_of(error: Exception) -> str:
         return str(error.args[0])
     if isinstance(error, DeadlineExceeded):
         return str(error)
-    return f"failed: {told(error)}"
+    return f"failed: {describe_exception(error)}"
 
 
 def _shown(said: Any) -> str:

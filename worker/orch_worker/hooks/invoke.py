@@ -15,7 +15,7 @@ from ..system.threads import DeadlineExceeded, Task, ThreadPool
 from .dispatch import HookCallResult
 from .hook import Hook, HookContext
 
-__all__ = ["STILL", "Calling", "awaited", "in_thread", "own", "task_of"]
+__all__ = ["STILL", "Calling", "await_hook", "copy_event", "in_thread", "task_of"]
 
 STILL: Final = "is still at work on an earlier event"
 
@@ -28,7 +28,7 @@ async def in_thread(threads: ThreadPool, callings: Sequence[Calling]) -> list[Ho
     late = frozenset(threads.overdue)
     called = [calling for calling in callings if calling[0].row.name not in late]
     tasks = [task_of(hook, context) for hook, _, context in called]
-    ran = await threads.run_all(tasks, [own(event) for _, event, _ in called])
+    ran = await threads.run_all(tasks, [copy_event(event) for _, event, _ in called])
     came = (HookCallResult(*ran.said.get(place, (None, None)), seconds) for place, seconds in enumerate(ran.seconds))
     return [
         HookCallResult(error=DeadlineExceeded(STILL)) if hook.row.name in late else next(came)
@@ -41,17 +41,17 @@ def task_of(hook: Hook, context: HookContext) -> Task:
     return hook.row.name, hook.row.seconds, hook.handler, context
 
 
-def own(event: Event) -> Event:
+def copy_event(event: Event) -> Event:
     """Return `event` for one hook alone: whatever that does to it in place, nobody else is given."""
     if isinstance(event, (ToolCall, ToolReturn)):
         return replace(event, input=_copied(event.input))
     return event
 
 
-async def awaited(hook: Hook, event: Event, context: HookContext) -> HookCallResult:
+async def await_hook(hook: Hook, event: Event, context: HookContext) -> HookCallResult:
     """Return what an async hook says, Late at its deadline; one that ignores that is left behind."""
     began = perf_counter()
-    task: asyncio.Task[Any] = asyncio.create_task(_leaving(hook, own(event), context))
+    task: asyncio.Task[Any] = asyncio.create_task(_leaving(hook, copy_event(event), context))
     try:
         done, _ = await asyncio.wait({task}, timeout=hook.row.seconds)
     except asyncio.CancelledError:

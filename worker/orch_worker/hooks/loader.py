@@ -18,10 +18,10 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.options import HookOptions
 
 from ..system.importing import module_at
-from ..system.threads import told
+from ..system.threads import describe_exception
 from .hook import OF_A_FILE, Hook
 
-__all__ = ["BUILTIN", "DisabledHooks", "declared", "read_switches"]
+__all__ = ["BUILTIN", "DisabledHooks", "configured_hooks", "read_switches"]
 
 CONFIGURED: Final = "config"
 ALWAYS: Final = "audit_log"
@@ -60,7 +60,7 @@ def read_switches(path: str) -> frozenset[str]:
         raise ConfigError(f"{path} cannot be read ({error}): remove it, and disable again what is to be") from error
 
 
-def declared(names: Iterable[str], options: HookOptions) -> list[Hook]:
+def configured_hooks(names: Iterable[str], options: HookOptions) -> list[Hook]:
     """Return the hooks that `names` name, in order. Raises ConfigError for one that cannot be had.
 
     A name is that of a built-in hook, made with `options`; `package.module:hook`; `package.module` for all hooks of a
@@ -100,7 +100,7 @@ def _module(name: str, place: str) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         hint = "is the file there?" if place.endswith(".py") else "it is to be installed beside orch, or on PYTHONPATH"
-        raise ConfigError(f"hooks.load: {name!r} cannot be imported: {told(error)} ({hint})") from error
+        raise ConfigError(f"hooks.load: {name!r} cannot be imported: {describe_exception(error)} ({hint})") from error
 
 
 def _file(path: Path) -> ModuleType:

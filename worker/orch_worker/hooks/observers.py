@@ -14,8 +14,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from orch_protocol.hooks.events import Event, ToolCall, ToolReturn
 
-from ..system.threads import DeadlineExceeded, Task, harmless
-from .invoke import STILL, own
+from ..system.threads import DeadlineExceeded, Task, transferable_error
+from .invoke import STILL, copy_event
 
 __all__ = ["NotificationQueue", "ObserverGroup", "ObserverReport", "ObserverThreads"]
 
@@ -270,13 +270,13 @@ class _Notification:
             try:
                 if late and self.crowd.tasks[place][0] in late:
                     raise DeadlineExceeded(STILL)
-                value = function(own(event) if alone else event, second)
+                value = function(copy_event(event) if alone else event, second)
                 if value is not None:
                     came[place] = value, None
             except Exception as raised:
                 came[place] = None, raised
             except BaseException as raised:
-                came[place] = None, harmless(raised)
+                came[place] = None, transferable_error(raised)
             note(clock())
         return not (late or self.first)
 

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from ..backends.offline.bm25 import terms_of
-from ..system.atomic_json import locked
+from ..system.atomic_json import file_lock
 
-__all__ = ["OutcomeLog", "RankedChoice", "RecordedOutcome", "rank", "subject"]
+__all__ = ["OutcomeLog", "RankedChoice", "RecordedOutcome", "question_terms", "rank"]
 
 HALF_LIFE: Final = 30 * 86400.0
 UNLIKE: Final = 0.1
@@ -53,7 +53,7 @@ class RankedChoice(Struct, frozen=True):
     tried: float
 
 
-def subject(text: str) -> tuple[str, ...]:
+def question_terms(text: str) -> tuple[str, ...]:
     """Return what a question is about, as terms."""
     return tuple(term.text for term in terms_of(text))
 
@@ -126,7 +126,7 @@ class OutcomeLog:
     def add(self, outcome: RecordedOutcome) -> None:
         """Keep `outcome`. Raises OSError, StoreError."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locked(self._path) as descriptor:
+        with file_lock(self._path) as descriptor:
             line = msgspec.json.encode(outcome) + b"\n"
             if os.fstat(descriptor).st_size + len(line) > MOST_BYTES:
                 kept = [msgspec.json.encode(each) for each in _decoded(self._path.read_bytes())][1 - KEPT :]

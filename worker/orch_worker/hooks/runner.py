@@ -36,7 +36,7 @@ from ..system.threads import DeadlineExceeded, ThreadPool
 from ..tools.api.root_client import CallRoot
 from .dispatch import HookCallResult, HookEffects, HookMisuseError, StageResult, run_chain, watched
 from .hook import Hook, HookContext, HookRegistry
-from .invoke import awaited, in_thread, task_of
+from .invoke import await_hook, in_thread, task_of
 from .loader import read_switches
 from .observers import NotificationQueue, ObserverGroup, ObserverReport, ObserverThreads
 
@@ -299,7 +299,7 @@ class HookCalls:
         if hook.handler is self._root:
             [came] = await self._root.ask([(hook, event)])
         elif hook.row.aside:
-            came = await awaited(hook, event, self._context(hook))
+            came = await await_hook(hook, event, self._context(hook))
         else:
             [came] = await in_thread(self._threads, [(hook, event, self._context(hook))])
         return came
@@ -350,7 +350,7 @@ class HookCalls:
 
     async def _watch(self, hook: Hook, event: Event) -> None:
         """Let an async hook that only observes run beside the agent, which does not wait for it at all."""
-        came = await awaited(hook, event, self._context(hook))
+        came = await await_hook(hook, event, self._context(hook))
         self._noted(self._tally(hook), watched(hook.row.name, event.stage, came), event.turn)
 
     async def told(self) -> None:
@@ -415,7 +415,7 @@ class HookCalls:
         if done.error:
             print(f"hook {done.hook} at {done.stage}: {done.error}", flush=True)
         if self._tell is not None and (done.error or done.actions):
-            self._tell("hook", told(done), done.hook, bool(done.error))
+            self._tell("hook", effect_line(done), done.hook, bool(done.error))
 
     def _act(self, done: HookEffects, turn: str) -> None:
         acts = self._acts.setdefault(turn, [])
@@ -457,7 +457,7 @@ def _came(said: HookReply) -> HookCallResult:
     return HookCallResult(patch, None, said.seconds)
 
 
-def told(done: HookEffects) -> str:
+def effect_line(done: HookEffects) -> str:
     """Return in a line what a hook did."""
     what = ", ".join(done.actions) or "nothing"
     over = "".join(f"; {field} over that of {other}" for field, other in done.overrode)

@@ -13,10 +13,10 @@ from orch_protocol.core.messages import Block, Message, Opaque, ToolUse
 from orch_protocol.core.text import scrub
 from orch_protocol.hooks import events as stages
 
-from ..conversation.stubs import body_of, replaced, stubs_in, with_body
+from ..conversation.stubs import body_of, replace_record, stubs_in, with_body
 from .runner import HookCalls
 
-__all__ = ["ArchivalHooks", "ArchiveDecision", "CompactionDecision", "detached"]
+__all__ = ["ArchivalHooks", "ArchiveDecision", "CompactionDecision", "copy_messages"]
 
 
 class ArchiveDecision(Struct, frozen=True):
@@ -50,7 +50,7 @@ class ArchivalHooks:
             holder=collapse.holder,
             kind=collapse.kind,
             task=collapse.task,
-            messages=detached(messages),
+            messages=copy_messages(messages),
             summary=body_of(asked[-1]),
         )
         followed = await self._calls.run(event)
@@ -63,7 +63,7 @@ class ArchivalHooks:
         body = scrub("\n".join((followed.event.summary, *followed.inject)))
         stub = with_body(asked[-1], body)
         return ArchiveDecision(
-            replace(collapse, messages=tuple(replaced(each, stub) for each in collapse.messages)), supplied
+            replace(collapse, messages=tuple(replace_record(each, stub) for each in collapse.messages)), supplied
         )
 
     def archived(self, collapse: Collapse) -> None:
@@ -80,7 +80,7 @@ class ArchivalHooks:
         if "before_compaction" not in self._calls.on:
             return CompactionDecision(instructions)
         event = stages.BeforeCompaction(
-            reason=reason, messages=detached(messages), tokens=tokens, instructions=instructions
+            reason=reason, messages=copy_messages(messages), tokens=tokens, instructions=instructions
         )
         followed = await self._calls.run(event)
         if followed.decision is not None:
@@ -95,7 +95,7 @@ class ArchivalHooks:
         self._calls.tell("compaction", reason=reason, summary=summary, **told)
 
 
-def detached(messages: Sequence[Message]) -> tuple[Message, ...]:
+def copy_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return `messages` as they can be handed to anybody: whatever is done to them, the conversation stays as it is."""
     return tuple(
         replace(message, content=tuple(map(_detached, message.content)))

@@ -16,7 +16,7 @@ from orch_protocol.core.errors import LockedError
 from orch_protocol.resources.memory import Note
 
 from ..session.log.lock import private_folder
-from ..system.files import cannot, open_regular, sync_folder
+from ..system.files import io_error, open_regular, sync_folder
 
 __all__ = ["NAME", "FileMemory"]
 
@@ -83,7 +83,7 @@ class FileMemory:
         except FileNotFoundError:
             return [], []
         except OSError as error:
-            raise cannot("read", self.path, error) from error
+            raise io_error("read", self.path, error) from error
         notes, strange = [], []
         for line in filter(None, lines):
             try:
@@ -111,7 +111,7 @@ class FileMemory:
             os.replace(beside, self.path)
             sync_folder(self._folder)
         except OSError as error:
-            raise cannot("write", self.path, error) from error
+            raise io_error("write", self.path, error) from error
 
     @contextmanager
     def _owned(self) -> Iterator[None]:

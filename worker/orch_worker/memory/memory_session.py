@@ -14,7 +14,7 @@ from orch_protocol.resources.memory import MemorySpec, Note, NoteSource
 from ..conversation.tokens import TokenEstimator
 from ..policy.taint import TaintLabels
 from ..session.transcript import timestamp
-from .notes import checked, make_memory, memory_text, relevant, within
+from .notes import check_note, make_memory, memory_text, notes_within, rank_notes
 
 __all__ = ["MemorySession"]
 
@@ -62,19 +62,19 @@ class MemorySession:
             traceback.print_exc()  # the provider may be anybody's
             return ""
         open_ones = [note for note in notes if not note.marks]
-        return memory_text(within(relevant(open_ones, prompt), self._spec.tokens, self._size))
+        return memory_text(notes_within(rank_notes(open_ones, prompt), self._spec.tokens, self._size))
 
     async def recall(self, query: str, tokens: int) -> list[Note]:
         """Return the notes that say most about `query`, the best first, in `tokens`. Raises StoreError."""
         notes = await asyncio.to_thread(self._memory.notes)
-        return within(relevant(notes, query), tokens, self._size)
+        return notes_within(rank_notes(notes, query), tokens, self._size)
 
     async def remember(self, text: str, source: NoteSource = "agent") -> Note:
         """Keep `text`, and return the note as it is kept. Raises ConfigError for what is none, StoreError."""
         if self._is_local():
             raise ConfigError(LOCAL)
         try:
-            said = checked(text, self._spec.note_chars)
+            said = check_note(text, self._spec.note_chars)
         except ValueError as error:
             raise ConfigError(f"that cannot be noted: {error}") from error
         note = Note(new_entry_id(()), said, timestamp(), source, self._agent, self._turn, self._marks.content)

@@ -10,7 +10,7 @@ from orch_protocol.core.errors import OrchError
 from orch_protocol.core.taint import join_labels
 
 from ..tools.api.base import MemoryNotes, ToolContext, ToolError, ToolOutput, tool
-from .notes import NOTHING, listed
+from .notes import NOTHING, list_notes
 
 __all__ = ["recall", "remember"]
 
@@ -47,7 +47,7 @@ async def recall(context: ToolContext, query: str) -> ToolOutput:
     except OrchError as error:
         raise ToolError(str(error)) from error
     marks = join_labels((), [mark for note in notes for mark in note.marks])
-    return ToolOutput(listed(notes) if notes else NOTHING, marks=marks)
+    return ToolOutput(list_notes(notes) if notes else NOTHING, marks=marks)
 
 
 def _memory(context: ToolContext) -> MemoryNotes:

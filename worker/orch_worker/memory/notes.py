@@ -19,13 +19,13 @@ __all__ = [
     "HEADING",
     "NOTHING",
     "MemoryStore",
-    "checked",
+    "check_note",
     "folder_of",
-    "listed",
+    "list_notes",
     "make_memory",
     "memory_text",
-    "relevant",
-    "within",
+    "notes_within",
+    "rank_notes",
 ]
 
 HEADING: Final = "# Memory"
@@ -79,7 +79,7 @@ def folder_of(home: Path, cwd: Path) -> Path:
     return home / "memory" / f"{name}-{sha256(str(root).encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"
 
 
-def checked(text: str, most: int) -> str:
+def check_note(text: str, most: int) -> str:
     """Return `text` as a note may say it. Raises ValueError when it says nothing or is longer than `most`."""
     text = scrub(text).strip()
     if not text:
@@ -89,7 +89,7 @@ def checked(text: str, most: int) -> str:
     return text
 
 
-def relevant(notes: Sequence[Note], question: str) -> list[Note]:
+def rank_notes(notes: Sequence[Note], question: str) -> list[Note]:
     """Return `notes`, those first that share most with `question`, of equals the latest first."""
     terms = [(re.compile(term.regex, re.IGNORECASE), term.weight) for term in terms_of(question)]
     score = {note.id: sum(weight for regex, weight in terms if regex.search(note.text)) for note in notes}
@@ -97,7 +97,7 @@ def relevant(notes: Sequence[Note], question: str) -> list[Note]:
     return sorted(notes, key=lambda note: (score[note.id], latest[note.id]), reverse=True)
 
 
-def within(notes: Iterable[Note], tokens: int, size: Callable[[str], int]) -> list[Note]:
+def notes_within(notes: Iterable[Note], tokens: int, size: Callable[[str], int]) -> list[Note]:
     """Return those of `notes` that `tokens` have room for, in order; one that is too long is passed over."""
     chosen = []
     for note in notes:
@@ -110,10 +110,10 @@ def within(notes: Iterable[Note], tokens: int, size: Callable[[str], int]) -> li
 
 def memory_text(notes: Sequence[Note]) -> str:
     """Return what a request says of `notes`, "" when there are none."""
-    return f"{HEADING}\n\n{_WHAT}\n\n{listed(notes)}" if notes else ""
+    return f"{HEADING}\n\n{_WHAT}\n\n{list_notes(notes)}" if notes else ""
 
 
-def listed(notes: Sequence[Note]) -> str:
+def list_notes(notes: Sequence[Note]) -> str:
     """Return `notes`, an item each, with id and day."""
     rows = (f"- [{note.id}, {note.at[:10]}] " + note.text.replace("\n", "\n  ") for note in notes)
     return "\n".join(rows) or NOTHING

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from orch_protocol.policy.policy import PolicySpec
 
 from .rules import CREDENTIALS, RECURSIVE, NamedPath, ResolvedRules
-from .shell_words import ShellContext, mentions
+from .shell_words import ShellContext, mentioned_paths
 
-__all__ = ["absolute_rules", "grounds_of", "meant", "places_of", "start_of", "where_of"]
+__all__ = ["absolute_rules", "expand_wildcards", "grounds_of", "places_of", "start_of", "where_of"]
 
 MOST_NAMES: Final = 100_000
 FOLDER: Final = 20
@@ -95,9 +95,9 @@ def places_of(tool: str, input: Mapping[str, Any], where: ShellContext) -> tuple
     """Return what a call names, and the folder it works in; None when there is too much of it to be looked through."""
     text = TEXT.get(tool, frozenset())
     said = [value for name, value in input.items() if name not in text]
-    named = mentions(said, where)
+    named = mentioned_paths(said, where)
     if named is not None and tool == "run_python" and (here := _here()) not in ("", where.cwd):
-        there = mentions(said, replace(where, cwd=here))  # where code went that ran before
+        there = mentioned_paths(said, replace(where, cwd=here))  # where code went that ran before
         named = None if there is None else (*named, *there)
     if named is None:
         return None
@@ -113,7 +113,7 @@ def start_of(tool: str, input: Mapping[str, Any], where: ShellContext) -> NamedP
     return NamedPath(os.path.normpath(path), _real(path))
 
 
-def meant(places: Iterable[NamedPath]) -> tuple[NamedPath, ...] | None:
+def expand_wildcards(places: Iterable[NamedPath]) -> tuple[NamedPath, ...] | None:
     """Return the files and folders that are there and that `places` with wildcards stand for; None when that takes
     looking at too many names, or is too many of them."""
     folders: dict[str, dict[str, bool]] = {}

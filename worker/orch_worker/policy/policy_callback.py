@@ -15,9 +15,9 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.policy.policy import RANK, DataClass, Model, PolicyCall, PolicyConfig, Verdict
 
 from ..system.importing import load
-from ..system.threads import awaited, in_thread, told
+from ..system.threads import await_result, describe_exception, in_thread
 
-__all__ = ["FUNCTION_SECONDS", "PolicyCallback", "PolicyFunction", "named"]
+__all__ = ["FUNCTION_SECONDS", "PolicyCallback", "PolicyFunction", "load_policy_function"]
 
 FUNCTION_SECONDS: Final = 10.0
 MOST_REASON: Final = 1000
@@ -61,7 +61,7 @@ class PolicyCallback:
             said, error = await asyncio.shield(self._running)
             if error:
                 return None, error
-        return await awaited(said)
+        return await await_result(said)
 
     def _checked(self, said: Any) -> Verdict:
         if not isinstance(said, Verdict):
@@ -79,13 +79,14 @@ class PolicyCallback:
         return Verdict("deny", "any", f"the policy function {self._name} {why}"[:MOST_REASON])
 
 
-def named(name: str) -> PolicyFunction:
+def load_policy_function(name: str) -> PolicyFunction:
     """Return the function that `policy.function`, "package.module:name", names. Raises ConfigError."""
     try:
         function = load(name)
     except Exception as error:
         raise ConfigError(
-            f"policy.function {name!r} cannot be imported: {told(error)}. It is to be installed beside orch, or to be "
+            f"policy.function {name!r} cannot be imported: {describe_exception(error)}. "
+            "It is to be installed beside orch, or to be "
             "on PYTHONPATH where orch is started"
         ) from error
     if not callable(function):

@@ -33,12 +33,12 @@ __all__ = [
     "JudgedCall",
     "NamedPath",
     "ResolvedRules",
-    "above",
     "at_hand",
     "judge",
-    "meets",
+    "matching_rules",
     "operation_of",
     "passed_over",
+    "reachable_rules",
     "strictest",
     "under",
     "within",
@@ -187,7 +187,7 @@ def _is(rule: str) -> Callable[[str], object]:
     return rule.__eq__
 
 
-def meets(call: JudgedCall, rules: Iterable[str]) -> Iterator[tuple[NamedPath, str]]:
+def matching_rules(call: JudgedCall, rules: Iterable[str]) -> Iterator[tuple[NamedPath, str]]:
     """Yield the places that `call` names and the rules that they fall under."""
     for rule in rules:
         for place in call.places:
@@ -195,7 +195,7 @@ def meets(call: JudgedCall, rules: Iterable[str]) -> Iterator[tuple[NamedPath, s
                 yield place, rule
 
 
-def above(call: JudgedCall, rules: Iterable[str], grounds: ResolvedRules) -> Iterator[tuple[NamedPath, str]]:
+def reachable_rules(call: JudgedCall, rules: Iterable[str], grounds: ResolvedRules) -> Iterator[tuple[NamedPath, str]]:
     """Yield where a recursive tool begins with each rule that it would reach from there."""
     if call.start is not None:
         for rule in rules:
@@ -222,11 +222,11 @@ def at_hand(rules: Iterable[str], start: str) -> tuple[str, ...]:
 
 
 def _paths(call: JudgedCall, grounds: ResolvedRules) -> Iterator[Verdict]:
-    for place, _ in meets(call, grounds.credentials):
+    for place, _ in matching_rules(call, grounds.credentials):
         yield Verdict("ask", "local", f"{place.spelled} holds credentials")
-    for place, rule in above(call, grounds.credentials, grounds):
+    for place, rule in reachable_rules(call, grounds.credentials, grounds):
         yield Verdict("ask", "local", f"{place.spelled} has credentials below it, in {rule}")
-    for place, rule in meets(call, grounds.denied):
+    for place, rule in matching_rules(call, grounds.denied):
         yield Verdict("deny", "any", f"{place.spelled} is denied by denied_paths ({rule})")
     if grounds.allowed is not None:
         for place in call.places:
@@ -243,9 +243,9 @@ def _plan(call: JudgedCall) -> Verdict:
 
 
 def _data_class(call: JudgedCall, grounds: ResolvedRules) -> DataClass:
-    if call.personal or any(meets(call, grounds.personal)):
+    if call.personal or any(matching_rules(call, grounds.personal)):
         return "personal"
-    return "code" if any(meets(call, grounds.code)) else "random"
+    return "code" if any(matching_rules(call, grounds.code)) else "random"
 
 
 def _tensor(call: JudgedCall, grounds: ResolvedRules, data: DataClass) -> Verdict:

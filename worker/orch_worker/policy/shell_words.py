@@ -23,12 +23,12 @@ __all__ = [
     "MOST_WORDS",
     "WORD",
     "ShellContext",
-    "attached",
-    "linked",
-    "mentions",
-    "respelled",
-    "tails",
-    "unseparated",
+    "attached_option_values",
+    "command_words",
+    "mentioned_paths",
+    "normalize_command",
+    "path_suffixes",
+    "strip_separator_options",
 ]
 
 
@@ -62,7 +62,7 @@ _SEPARATED: Final = re.compile(
 """A slash that is no folder, but between the fields of a line."""
 
 
-def respelled(text: str) -> str:
+def normalize_command(text: str) -> str:
     """Return `text` with what is written in a roundabout way as it is read; the same where there is nothing of it."""
     text = text.replace("\\\n", "")
     if "$'" in text:
@@ -71,12 +71,12 @@ def respelled(text: str) -> str:
     return _SPELLING_GOES.sub(_goes, _SERIES.sub(_series, text))
 
 
-def unseparated(text: str) -> str:
+def strip_separator_options(text: str) -> str:
     """Return `text` without slashes that are options of commands which take lines apart: `cut -d/`."""
     return _SEPARATED.sub(r"\1", text)
 
 
-def attached(word: str) -> Iterator[str]:
+def attached_option_values(word: str) -> Iterator[str]:
     """Yield what may be the value in `word`, an option that it is written right behind: `-T../file`.
 
     A variable alone is none: how many or which one, as in `-n$N`, it says more often.
@@ -87,7 +87,7 @@ def attached(word: str) -> Iterator[str]:
         yield word[found.end() :]
 
 
-def linked(text: str) -> Iterator[list[str]]:
+def command_words(text: str) -> Iterator[list[str]]:
     """Yield the words of each command in `text`, or of each call in that code, by which files get further names."""
     for found in _LINKS.finditer(text):
         said = found[2] or found[3] or ""
@@ -95,7 +95,7 @@ def linked(text: str) -> Iterator[list[str]]:
             yield [word for word in WORD.findall(said) if not word.startswith("-")]
 
 
-def tails(path: str) -> Iterator[str]:
+def path_suffixes(path: str) -> Iterator[str]:
     """Yield what is left of `path` behind each folder of it, which may be a link."""
     parts = path.strip("/").split("/")
     yield from ("/".join(parts[start:]) for start in range(1, min(len(parts), SPELLING_DEEPEST)))
@@ -172,7 +172,7 @@ class ShellContext(Struct, frozen=True):
     env: Mapping[str, str] = {}
 
 
-def mentions(values: Iterable[Any], where: ShellContext) -> tuple[str, ...] | None:
+def mentioned_paths(values: Iterable[Any], where: ShellContext) -> tuple[str, ...] | None:
     """Return each path that `values`, however nested, name: absolute, once; None when there is too much to look at.
 
     Relative ones are taken from the agent's folder, and from those that a command goes to.
@@ -183,7 +183,7 @@ def mentions(values: Iterable[Any], where: ShellContext) -> tuple[str, ...] | No
     texts = [text.replace("\0", "") for value in values for text in _texts(value)]
     if sum(map(len, texts)) > MOST_TEXT:
         return None
-    texts += [plain for text in texts if (plain := respelled(text)) != text]
+    texts += [plain for text in texts if (plain := normalize_command(text)) != text]
     for text in texts:
         for name, more, value in _SET.findall(text):
             known[name] = f"{known.get(name, '') if more else ''}{value.strip(QUOTES)}"
@@ -210,13 +210,15 @@ def mentions(values: Iterable[Any], where: ShellContext) -> tuple[str, ...] | No
         # And whatever other folder is named in the command.
         others = (os.path.normpath(os.path.join(where.cwd, each)) for each in named if "/" in each)
         bases |= dict.fromkeys(islice(others, MOST_GUESSED))
-    links = [[each for word in words for each in _variants(word, known, where)] for t in texts for words in linked(t)]
+    links = [
+        [each for word in words for each in _variants(word, known, where)] for t in texts for words in command_words(t)
+    ]
     if links:
         # What is named may lead through a link that is not there yet.
         if len(bases) * sum(len(names) ** 2 for names in links) > MOST_LED:
             return None
         bases |= {path: None for names in links for path in _led(names, tuple(bases))}
-        named = list(dict.fromkeys((*named, *(tail for each in named for tail in tails(each)))))
+        named = list(dict.fromkeys((*named, *(tail for each in named for tail in path_suffixes(each)))))
     if len(bases) * len(named) > MOST_PATHS:
         return None
     absolute: dict[str, None] = {}
@@ -305,7 +307,7 @@ def _words(text: str, depth: int = 0) -> Iterator[str]:
     """Yield what may be a path in `text`: all of it, and each word as a shell and as Python reads it."""
     for path in _FILE_URL.findall(text):
         yield unquote(path)
-    text = unseparated(_URL.sub(" ", text))
+    text = strip_separator_options(_URL.sub(" ", text))
     if "\n" not in text and len(text) < LONGEST:
         yield text
     if not re.search(r"\s|[^\w./-]", text):
@@ -319,7 +321,7 @@ def _words(text: str, depth: int = 0) -> Iterator[str]:
     for word in (*WORD.findall(text), *read, *_folded(text)):
         yield word
         yield from (word[at:] for found in _INNER.finditer(word) if len(word) - (at := found.end()) <= LONGEST)
-        yield from attached(word)
+        yield from attached_option_values(word)
         if (
             depth < MENTIONS_DEEPEST
             and word != text
@@ -352,7 +354,7 @@ def _variants(word: str, known: Mapping[str, str], where: ShellContext) -> Itera
         else:
             yield filled
             if plain.startswith("-") and filled != plain and "*" not in filled:
-                yield from attached(filled)
+                yield from attached_option_values(filled)
 
 
 def _filled(text: str, known: Mapping[str, str]) -> str:

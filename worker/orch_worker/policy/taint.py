@@ -31,8 +31,8 @@ from orch_protocol.policy.policy import Verdict
 from orch_protocol.policy.sandbox import SandboxSpec
 
 from ..session.transcript import Transcript
-from ..system.atomic_json import locked, read, write
-from .rules import JudgedCall, ResolvedRules, above, meets, operation_of
+from ..system.atomic_json import file_lock, read, write
+from .rules import JudgedCall, ResolvedRules, matching_rules, operation_of, reachable_rules
 
 __all__ = [
     "CODE",
@@ -40,16 +40,16 @@ __all__ = [
     "WEB",
     "CallTaint",
     "TaintLabels",
-    "added",
     "changed_below",
-    "fenced",
+    "fence_text",
+    "is_trusted_host",
     "judge_taint",
-    "labelled",
-    "marked",
+    "label_untrusted",
     "marks_of",
     "nature_of",
-    "note",
-    "trusts",
+    "remember_file_taint",
+    "tainting_files",
+    "with_remembered_taint",
 ]
 
 
@@ -97,10 +97,10 @@ def nature_of(
     operation = operation_of(call.tool)
     declared = config.tools.get(call.tool, said)
     if operation != "write":
-        brings |= {bit for bit, rules in marked(grounds).items() if any(_names(call, rules, grounds))}
+        brings |= {bit for bit, rules in tainting_files(grounds).items() if any(_names(call, rules, grounds))}
     if declared is not None:
         return CallTaint(frozenset(brings.union(declared) - {"acts"}), "acts" in declared, subject=subject)
-    if call.tool in WEB and not (call.tool == "fetch_url" and trusts(str(input.get("url", "")), config)):
+    if call.tool in WEB and not (call.tool == "fetch_url" and is_trusted_host(str(input.get("url", "")), config)):
         brings.add("untrusted")
     confined = call.tool in CODE and sandbox.of(call.tool) in CONFINED
     if call.tool in CODE and (sandbox.network or not confined) and _gets(input, config):
@@ -109,7 +109,7 @@ def nature_of(
     return CallTaint(frozenset(brings), acts, operation == "exec" and not confined, subject)
 
 
-def marked(grounds: ResolvedRules) -> dict[Bit, tuple[str, ...]]:
+def tainting_files(grounds: ResolvedRules) -> dict[Bit, tuple[str, ...]]:
     """Return which files bring what is untrusted or sensitive, by the rules that they fall under."""
     return {
         "untrusted": grounds.untrusted,
@@ -139,7 +139,7 @@ def marks_of(call: str, nature: CallTaint, *, done: bool) -> tuple[TaintLabel, .
     return tuple(taint_label(bit, by) for bit in BITS if bit in nature.brings)
 
 
-def trusts(url: str, config: TaintConfig) -> bool:
+def is_trusted_host(url: str, config: TaintConfig) -> bool:
     """Say whether the page at `url` is on a host that is trusted."""
     try:
         host = (urlsplit(url).hostname or "").rstrip(".")
@@ -151,16 +151,16 @@ def trusts(url: str, config: TaintConfig) -> bool:
     )
 
 
-def labelled(text: str, marks: Iterable[TaintLabel]) -> str:
+def label_untrusted(text: str, marks: Iterable[TaintLabel]) -> str:
     """Return `text` between two lines that nothing in it can forge or end, when `marks` say that others wrote it."""
     sources = [each.by for each in marks if each.bit == "untrusted"]
     if not sources:
         return text
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-    return fenced(text, "untrusted", f"from {sources[0]}{more}.")
+    return fence_text(text, "untrusted", f"from {sources[0]}{more}.")
 
 
-def fenced(text: str, what: str, about: str) -> str:
+def fence_text(text: str, what: str, about: str) -> str:
     """Return `text` between two lines that say `what` it is, and with a key that nothing in it can know."""
     # Drawn when the text is there already.
     while (key := os.urandom(6).hex()) in text:
@@ -172,8 +172,8 @@ def fenced(text: str, what: str, about: str) -> str:
 
 
 def _names(call: JudgedCall, rules: tuple[str, ...], grounds: ResolvedRules) -> Iterable[Any]:
-    yield from meets(call, rules)
-    yield from above(call, rules, grounds)
+    yield from matching_rules(call, rules)
+    yield from reachable_rules(call, rules, grounds)
 
 
 def _gets(input: dict[str, Any], config: TaintConfig) -> bool:
@@ -182,7 +182,7 @@ def _gets(input: dict[str, Any], config: TaintConfig) -> bool:
     if not _GETS.search(text):
         return False
     urls = _URL.findall(text)
-    return not urls or not all(_is_here(url) or trusts(url, config) for url in urls)
+    return not urls or not all(_is_here(url) or is_trusted_host(url, config) for url in urls)
 
 
 def _is_here(url: str) -> bool:
@@ -260,7 +260,7 @@ LOST: Final = "what agents wrote from then on is followed"
 Files = dict[str, tuple[Bit, ...]]
 
 
-def note(record: Path, paths: Iterable[str], marks: Iterable[TaintLabel], *, whole: bool) -> None:
+def remember_file_taint(record: Path, paths: Iterable[str], marks: Iterable[TaintLabel], *, whole: bool) -> None:
     """Keep in mind what is in the files at `paths` now; `whole`: nothing of what was there before.
 
     Raises StoreError, ConfigError.
@@ -269,7 +269,7 @@ def note(record: Path, paths: Iterable[str], marks: Iterable[TaintLabel], *, who
     real = [os.path.realpath(path) for path in paths]
     if not real or (not bits and not record.exists()):
         return
-    with locked(record.with_name(f"{record.name}.lock")):
+    with file_lock(record.with_name(f"{record.name}.lock")):
         files = _files(record)
         before = dict(files)
         for path in real:
@@ -280,7 +280,7 @@ def note(record: Path, paths: Iterable[str], marks: Iterable[TaintLabel], *, who
             write(record, list(files.items())[-MOST:])
 
 
-def added(grounds: ResolvedRules, record: Path) -> ResolvedRules:
+def with_remembered_taint(grounds: ResolvedRules, record: Path) -> ResolvedRules:
     """Return `grounds` with what is kept in mind. A record that cannot be read makes every file untrusted."""
     try:
         files = _files(record)

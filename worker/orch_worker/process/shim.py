@@ -84,7 +84,7 @@ class ShimProcess:
 def main(control: str, root: str) -> None:
     # Its life is the root's: a polite signal to everybody must not end the workers before the root has had its say.
     linux.reset_signals(ignore=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-    linux.subreap()
+    linux.become_subreaper()
     shim = ShimProcess(socket.socket(fileno=int(control)), int(root))
     try:
         shim.serve()

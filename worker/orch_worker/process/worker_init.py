@@ -17,9 +17,9 @@ from orch_protocol.wire.zygote_messages import LENGTH_BYTES, ForkWorker, decode_
 
 from ..system import linux
 from ..system.importing import Entry, load
-from ..system.secrets import masked, secrets_of
+from ..system.secrets import mask_secrets, secrets_of
 
-__all__ = ["hide", "live", "prepare"]
+__all__ = ["prepare", "protect_memory", "run_worker"]
 
 LIFELINE: Final = 3
 BUFFER_BYTES: Final = 1024
@@ -36,7 +36,7 @@ def prepare() -> None:
     faulthandler.enable(file=2)
 
 
-def live(entry: Callable[[], Entry], fork: ForkWorker, pipe: int) -> NoReturn:
+def run_worker(entry: Callable[[], Entry], fork: ForkWorker, pipe: int) -> NoReturn:
     """Be the worker that `fork` asks for, with `pipe` the read end of its birth pipe, and end the process.
 
     The process, or the one it was forked from, is prepared, and its signals are the system's. `entry` returns the
@@ -70,7 +70,7 @@ def live(entry: Callable[[], Entry], fork: ForkWorker, pipe: int) -> NoReturn:
         os._exit(code)
 
 
-def hide() -> None:
+def protect_memory() -> None:
     """Keep what is in the memory of this process from others, unless somebody who debugs it has said otherwise."""
     if os.environ.get(DEBUG_SWITCH) != "1":
         linux.hide_memory()
@@ -95,10 +95,10 @@ def _settle(fork: ForkWorker, pipe: int) -> WorkerBirth:
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     # What its tools lose falls to this worker, not to the shim: only the end of the worker makes it an orphan.
-    linux.subreap()
+    linux.become_subreaper()
     # Whoever is told to end says where it was, also while a call in C keeps everything else waiting.
     faulthandler.register(signal.SIGTERM, file=2, chain=True)
-    hide()
+    protect_memory()
     gc.enable()
     return birth
 
@@ -124,7 +124,7 @@ class _MaskedText(io.TextIOWrapper):
     secrets: tuple[str, ...] = ()
 
     def write(self, text: str) -> int:
-        return super().write(masked(text, self.secrets))
+        return super().write(mask_secrets(text, self.secrets))
 
 
 def _read_birth(pipe: int) -> WorkerBirth:
@@ -149,4 +149,4 @@ def main(entry: str, pipe: str, fork: str) -> NoReturn:
     """Be a worker in a process of its own: `fork` is the hex of an encoded Fork, `pipe` an inherited descriptor."""
     linux.reset_signals()
     prepare()
-    live(lambda: load(entry), decode_fork(bytes.fromhex(fork)), int(pipe))
+    run_worker(lambda: load(entry), decode_fork(bytes.fromhex(fork)), int(pipe))

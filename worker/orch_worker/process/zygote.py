@@ -43,7 +43,7 @@ from ..backends.registry import APIS, PROVIDERS
 from ..session.log.append_log import without_fsync
 from ..system import linux
 from ..system.importing import Entry, load
-from ..tools.dispatch.presets import BUILTIN, resolve
+from ..tools.dispatch.presets import BUILTIN, granted_tools
 from ..transport.worker_endpoint import WorkerEndpoint
 from . import worker_init
 
@@ -162,7 +162,9 @@ class _RehearsalRoot:
         self._on_data = on_data
         self._channel = FrameChannel(1, folder)
         script = BackendSpec("scripted", options={"items": [{"tool": WARM_UP_TOOL, "input": {}}, "done"]})
-        spec = AgentSpec("a1", 1, "agent", "task", script, str(folder), str(folder.parent), tools=resolve(None, None))
+        spec = AgentSpec(
+            "a1", 1, "agent", "task", script, str(folder), str(folder.parent), tools=granted_tools(None, None)
+        )
         self._answers: dict[str, tuple[str, Struct]] = {
             "hello": ("init", Init(spec)),
             "ready": ("ping", Ping(b"1")),
@@ -288,7 +290,7 @@ class Zygote:
         signal.set_wakeup_fd(-1)
         linux.default_signals((*IGNORED_SIGNALS, signal.SIGCHLD))
         self._control.detach()
-        worker_init.live(lambda: self._entry, fork, pipe)
+        worker_init.run_worker(lambda: self._entry, fork, pipe)
 
     def _reap(self) -> None:
         """Report every ended worker, in the order of their ends."""

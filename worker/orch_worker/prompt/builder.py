@@ -14,7 +14,7 @@ from orch_protocol.core.prompts import PromptPart, PromptShown, Tier
 
 from ..backends.base import Backend, PromptPrefix
 from ..conversation.framing import is_project
-from ..conversation.prompt_parts import LIVE, fitted, of_tier, put, rendered
+from ..conversation.prompt_parts import LIVE, fit_parts, insert_parts, of_tier, render_parts
 from ..conversation.tokens import TokenEstimator
 from ..session.plan import TaskList
 from ..session.transcript import Transcript
@@ -22,7 +22,7 @@ from ..tools.dispatch.toolbox import Toolbox
 from .instructions import stable_parts, volatile_parts
 from .project import context_parts, context_text
 from .project_scan import ProjectScan
-from .working_folder import today, workspace_text
+from .working_folder import current_day, workspace_text
 
 if TYPE_CHECKING:
     from ..context.archiving import TurnArchiver
@@ -64,7 +64,9 @@ class PromptOverlay(Struct, frozen=True):
         if self is NONE:
             return tuple(parts)
         taken = frozenset(self.dropped) | {part.name for part in self.added}
-        return put([self.replaced.get(part.name, part) for part in parts if part.name not in taken], self.added)
+        return insert_parts(
+            [self.replaced.get(part.name, part) for part in parts if part.name not in taken], self.added
+        )
 
 
 NONE: Final = PromptOverlay()
@@ -90,7 +92,7 @@ class PromptBuilder:
         self._estimator = estimator
         self._tools = toolbox.specs()
         self._built = stable_parts(spec, [tool.name for tool in self._tools])
-        self._own = fitted(self._built, "stable", self._rules, estimator)
+        self._own = fit_parts(self._built, "stable", self._rules, estimator)
         self._stable, self._notes = self._own
         self._context = ""
         self._sent: tuple[tuple[PromptPart, ...], str, tuple[PromptPart, ...]] | None = None
@@ -103,7 +105,7 @@ class PromptBuilder:
         """What is remembered of earlier conversations, as the turn's requests are to say it."""
         self.objects = ""
         """What the agent has at hand, as the next request is to say it."""
-        self._system = rendered(self._stable)
+        self._system = render_parts(self._stable)
         backend.append_system(self._system, self._tools)
 
     def loaded(self) -> None:
@@ -130,8 +132,8 @@ class PromptBuilder:
             stable, context = of_tier(parts, "stable"), of_tier(parts, "context")
             self._overlay = PromptOverlay.of(volatile, of_tier(parts, "volatile"), dropped)
         changed = stable is not self._built
-        self._stable, self._notes = fitted(stable, "stable", self._rules, self._estimator) if changed else self._own
-        text = rendered(self._stable)
+        self._stable, self._notes = fit_parts(stable, "stable", self._rules, self._estimator) if changed else self._own
+        text = render_parts(self._stable)
         if hooks is not None:
             text = await hooks.system_prompt(text)
         self._tell(text)
@@ -140,28 +142,28 @@ class PromptBuilder:
 
     async def shown(self, live: str, *, fresh: bool) -> PromptShown:
         """Return the prompt as the next request would say it: as hooks left it, when the last turn began."""
-        from .current_prompt import described
+        from .current_prompt import prompt_rows
 
         told, notes = self._context, list(self._notes)
         context = self._recorded() if told else await self._surroundings.look() if fresh else ()
-        context, cut = (context, ()) if told else fitted(context, "context", self._rules, self._estimator)
+        context, cut = (context, ()) if told else fit_parts(context, "context", self._rules, self._estimator)
         if self._rules.workspace:
             self._place = await self._look_around()
         volatile = self._overlay.over(self._volatile(live, self._low))
-        volatile, more = fitted(volatile, "volatile", self._rules, self._estimator)
-        if self._system != rendered(self._stable):
+        volatile, more = fit_parts(volatile, "volatile", self._rules, self._estimator)
+        if self._system != render_parts(self._stable):
             notes.append("hooks have changed the text of the stable parts")
         texts: dict[Tier, str] = {
             "stable": self._system,
             "context": told or context_text(context),
-            "volatile": rendered(volatile),
+            "volatile": render_parts(volatile),
         }
         before = None
         if self._sent is not None:
             stable, text, last = self._sent
             before = (*stable, *context_parts(text, self._spec.context.rules.files), *last)
         parts = (*self._stable, *context, *volatile)
-        return described(self._spec.id, parts, texts, self._estimator, before=before, notes=(*notes, *cut, *more))
+        return prompt_rows(self._spec.id, parts, texts, self._estimator, before=before, notes=(*notes, *cut, *more))
 
     def before_request(self, live: str = "", archiving: TurnArchiver | None = None, *, low: str = "") -> None:
         """The next request is to be made: let it end with what is true now. `live` tells of the agent's subagents,
@@ -171,7 +173,7 @@ class PromptBuilder:
         """
         self._low = low
         parts = self._overlay.over(self._volatile(live, low))
-        parts, _ = fitted(parts, "volatile", self._rules, self._estimator)
+        parts, _ = fit_parts(parts, "volatile", self._rules, self._estimator)
         self._sent = (self._stable, self._context, parts)
         system = self._system
         if archiving is not None:
@@ -180,7 +182,7 @@ class PromptBuilder:
                 parts = tuple(part for part in parts if part.name != LIVE)
                 self._backend.append_system(system, self._tools)
             archiving.told(system, self._backend.prefix)
-        self._backend.tail = rendered(parts)
+        self._backend.tail = render_parts(parts)
 
     async def _look_around(self) -> str:
         try:
@@ -192,7 +194,7 @@ class PromptBuilder:
 
     def _volatile(self, live: str, low: str = "") -> tuple[PromptPart, ...]:
         return volatile_parts(
-            date=today() if self._rules.time else "",
+            date=current_day() if self._rules.time else "",
             workspace=self._place,
             memory=self.memory,
             changed=self.changed,
@@ -215,7 +217,7 @@ class PromptBuilder:
             self._backend.prefix = PromptPrefix(text, self._context)
 
     def _record(self, parts: Sequence[PromptPart]) -> None:
-        parts, notes = fitted(parts, "context", self._rules, self._estimator)
+        parts, notes = fit_parts(parts, "context", self._rules, self._estimator)
         self._notes += notes
         if text := context_text(parts):
             told = user(text)

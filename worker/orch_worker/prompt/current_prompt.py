@@ -11,16 +11,16 @@ from orch_protocol.core.prompts import TIERS, PartRow, PromptPart, PromptShown, 
 
 from ..backends.model_families import ratios_of
 from ..conversation.framing import is_project
-from ..conversation.prompt_parts import fitted, rendered
+from ..conversation.prompt_parts import fit_parts, render_parts
 from ..conversation.tokens import TokenEstimator
 from ..session.session import SessionState
 from ..tools.api.base import ToolContext
 from ..tools.dispatch.presets import make_toolbox
 from .instructions import stable_parts, volatile_parts
 from .project import context_parts
-from .working_folder import today, workspace_text
+from .working_folder import current_day, workspace_text
 
-__all__ = ["described", "standing"]
+__all__ = ["prompt_of_session", "prompt_rows"]
 
 NO_PROCESS = "it has no process: what its last request said is not known"
 HOOKED = "hooks have their say when a turn begins"
@@ -29,7 +29,7 @@ AT_HAND = "what of the workspace it is told of is chosen when a turn begins"
 NOT_TOLD = "what it is told of its project is looked up when it is first asked"
 
 
-def described(
+def prompt_rows(
     id: str,
     parts: Iterable[PromptPart],
     texts: dict[Tier, str],
@@ -61,7 +61,7 @@ def described(
     return PromptShown(id, tuple(rows), texts, before is not None, tuple(last), tuple(notes))
 
 
-def standing(spec: AgentSpec, session: SessionState, live: str, *, hooked: bool = False) -> PromptShown:
+def prompt_of_session(spec: AgentSpec, session: SessionState, live: str, *, hooked: bool = False) -> PromptShown:
     """Return the prompt of an agent without a process, whose `session` that is; `live` tells of its subagents.
 
     `hooked`: there are hooks that may change it.
@@ -75,13 +75,13 @@ def standing(spec: AgentSpec, session: SessionState, live: str, *, hooked: bool 
         notes.append(REMEMBERED)
     if spec.workspace is not None:
         notes.append(AT_HAND)
-    stable, cut = fitted(stable_parts(spec, [tool.name for tool in toolbox.specs()]), "stable", rules, estimator)
+    stable, cut = fit_parts(stable_parts(spec, [tool.name for tool in toolbox.specs()]), "stable", rules, estimator)
     told = next((text_of(message) for message in session.view if is_project(message)), "")
     if not told and not session.asked and spec.context.level != "none":
         notes.append(NOT_TOLD)
-    volatile, more = fitted(
+    volatile, more = fit_parts(
         volatile_parts(
-            date=today() if rules.time else "",
+            date=current_day() if rules.time else "",
             workspace=workspace_text(spec.cwd, session.replies.values()) if rules.workspace else "",
             taken=toolbox.withdrawn,
             planning=spec.plan and spec.plan_id not in session.plans_approved,
@@ -92,6 +92,6 @@ def standing(spec: AgentSpec, session: SessionState, live: str, *, hooked: bool 
         rules,
         estimator,
     )
-    texts: dict[Tier, str] = {"stable": rendered(stable), "context": told, "volatile": rendered(volatile)}
+    texts: dict[Tier, str] = {"stable": render_parts(stable), "context": told, "volatile": render_parts(volatile)}
     parts = (*stable, *context_parts(told, spec.context.rules.files), *volatile)
-    return described(spec.id, parts, texts, estimator, before=None, notes=(*notes, *cut, *more))
+    return prompt_rows(spec.id, parts, texts, estimator, before=None, notes=(*notes, *cut, *more))

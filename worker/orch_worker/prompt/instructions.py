@@ -15,7 +15,7 @@ from ..backends.model_families import ratios_of
 from ..conversation.framing import QUERY, TASK, question_in
 from ..conversation.prompt_parts import LIVE
 from ..conversation.tokens import TokenEstimator, clip
-from ..session.plan import block
+from ..session.plan import task_block
 
 __all__ = [
     "PLAN_MODE",
@@ -104,9 +104,9 @@ def stable_parts(spec: AgentSpec, names: Sequence[str]) -> tuple[PromptPart, ...
         parts.append(_stable("subagents", SUBAGENTS))
     if spec.skills.skills and READ_SKILL in names:
         # Imported where there are skills: the others are not to pay for it.
-        from ..skills.prompt_listing import index
+        from ..skills.prompt_listing import skill_index
 
-        told = index(spec.skills.skills, spec.skills.tokens, TokenEstimator(ratios_of(spec.backend)))
+        told = skill_index(spec.skills.skills, spec.skills.tokens, TokenEstimator(ratios_of(spec.backend)))
         parts.append(_stable("skills", told, "its skills", "user"))
     return tuple(parts)
 
@@ -139,7 +139,7 @@ def volatile_parts(
         ("objects", objects),
         ("tools_taken", _taken(taken, resting)),
         ("plan_mode", PLAN_MODE if planning else ""),
-        ("tasks", block(tasks)),
+        ("tasks", task_block(tasks)),
         ("budget", low),
         (LIVE, live),
     )

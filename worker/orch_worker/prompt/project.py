@@ -15,7 +15,7 @@ from orch_protocol.agent.project import ContextConfig, ContextFile, ProjectConte
 from orch_protocol.core.prompts import PromptPart
 
 from ..conversation.framing import CLOSING, OPENING, OTHER, OTHERS
-from ..conversation.prompt_parts import cut
+from ..conversation.prompt_parts import cut_lines
 from ..conversation.tokens import TokenEstimator
 
 __all__ = [
@@ -73,7 +73,10 @@ def project_parts(
     if not (about or layout or project.pages):
         return docs
     most = BRIEF_TOKENS + (rules.full_tokens if level == "full" else 0)
-    said = (cut("\n".join(about), ABOUT_TOKENS, estimator), cut("\n".join(layout), LAYOUT_TOKENS, estimator))
+    said = (
+        cut_lines("\n".join(about), ABOUT_TOKENS, estimator),
+        cut_lines("\n".join(layout), LAYOUT_TOKENS, estimator),
+    )
     head = _part(BRIEFING, "\n\n".join(filter(None, said)), FILES)
     pages = [page for page in project.pages if page.text or page.problem]
     room = rules.full_tokens
@@ -88,7 +91,7 @@ def project_parts(
 
 def _documented(page: ContextFile, estimator: TokenEstimator) -> PromptPart:
     """Return what is told of a package: its own words, and not the project's."""
-    text = cut(page.text, PACKAGE_TOKENS, estimator)
+    text = cut_lines(page.text, PACKAGE_TOKENS, estimator)
     said = text + ("\n[It goes on: see py_help]" if len(text) < len(page.text) else "")
     return PromptPart(f"docs:{page.path}", said or page.problem, "context", "metadata", f"package {page.path}")
 
@@ -149,7 +152,7 @@ def _pages(pages: Sequence[ContextFile], room: int, whole: bool, estimator: Toke
             left_out.append(f"{name}: {page.problem}")
             continue
         share = room if whole else room // (len(pages) - place)
-        text = cut(_safe(page.text), share - LEAST_PAGE, estimator)
+        text = cut_lines(_safe(page.text), share - LEAST_PAGE, estimator)
         goes_on = page.more or len(text) < len(_safe(page.text))
         if not text:
             left_out.append(f"{name}: too much")
@@ -158,7 +161,7 @@ def _pages(pages: Sequence[ContextFile], room: int, whole: bool, estimator: Toke
         shown.append(_part(name, said, page.path))
         room -= estimator.text(said)
     if left_out:
-        said = cut(f"[Not shown: {'; '.join(left_out)}]", LEFT_OUT_TOKENS, estimator)
+        said = cut_lines(f"[Not shown: {'; '.join(left_out)}]", LEFT_OUT_TOKENS, estimator)
         shown.append(_part(NOT_SHOWN, said, FILES))
     return shown
 

@@ -24,11 +24,11 @@ from orch_protocol.services.service import Empty
 from ..conversation.tokens import TokenEstimator
 from ..tools.api.base import ToolContext, ToolError
 from ..tools.dispatch.guard import Guard
-from ..tools.files.gitignore import Note, top, walk
-from ..tools.files.read import opened
+from ..tools.files.gitignore import Note, top_level, walk
+from ..tools.files.read import open_inside
 from .project import ProjectDescription, project_parts
 
-__all__ = ["WALK_SECONDS", "ProjectScan", "chosen", "survey"]
+__all__ = ["WALK_SECONDS", "ProjectScan", "permitted_survey", "survey_project"]
 
 MAX_TOP: Final = 2_000
 MAX_FOLDERS: Final = 20
@@ -80,7 +80,7 @@ class ProjectScan:
         if seen.readme is not None:
             names[seen.readme[0]] = None
         free = {name for name in names if await self._is_free("read_file", name)}
-        project = chosen(seen, free, listed=await self._is_free("list_files", "."))
+        project = permitted_survey(seen, free, listed=await self._is_free("list_files", "."))
         parts = project_parts(project, self._spec.level, self._spec.rules, self._estimator)
         return tuple(replace(part, name=scrub(part.name), text=scrub(part.text)) for part in parts)
 
@@ -89,14 +89,14 @@ class ProjectScan:
         try:
             seen: ProjectSurvey = await self._context.call_root(SURVEY_PROJECT, Empty(), ROOT_SECONDS)
         except (OrchError, ToolError):
-            return await asyncio.to_thread(survey, self._spec.rules, self._context)
+            return await asyncio.to_thread(survey_project, self._spec.rules, self._context)
         return seen
 
     async def _is_free(self, tool: str, path: str) -> bool:
         return await self._guard.is_free(ToolUse("", tool, {"path": path}))
 
 
-def chosen(seen: ProjectSurvey, free: Container[str], *, listed: bool) -> ProjectDescription:
+def permitted_survey(seen: ProjectSurvey, free: Container[str], *, listed: bool) -> ProjectDescription:
     """Return of what was `seen` what may be told: of the files `free` what they say, the rest if it may be `listed`.
 
     Files of one text are told of once.
@@ -121,10 +121,10 @@ def chosen(seen: ProjectSurvey, free: Container[str], *, listed: bool) -> Projec
     )
 
 
-def survey(rules: ContextConfig, context: ToolContext, note: Note = lambda _: None) -> ProjectSurvey:
+def survey_project(rules: ContextConfig, context: ToolContext, note: Note = lambda _: None) -> ProjectSurvey:
     """Return what there is in the folder of `context`; `note` is told of each path before it is looked at."""
     until = time.monotonic() + WALK_SECONDS
-    found, folders = top(context.cwd, _tickets(MAX_TOP, until), note)
+    found, folders = top_level(context.cwd, _tickets(MAX_TOP, until), note)
     first = (*rules.files, *MANIFESTS)
     files = sorted(
         (entry.name for entry in found),
@@ -200,7 +200,7 @@ def _page(path: str, context: ToolContext, note: Note, most: int) -> ContextFile
 
 
 def _read(path: str, context: ToolContext, most: int) -> bytes:
-    with opened(context, path) as file:
+    with open_inside(context, path) as file:
         return file.read(most)
 
 

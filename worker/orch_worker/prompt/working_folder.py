@@ -13,7 +13,7 @@ from orch_protocol.core.messages import Reply
 
 from ..system.files import regular_open_regular
 
-__all__ = ["branch_of", "said", "today", "workspace_text"]
+__all__ = ["branch_of", "current_day", "folder_text", "workspace_text"]
 
 MOST_FILES: Final = 20
 MOST_BYTES: Final = 4096
@@ -24,7 +24,7 @@ _ELSEWHERE: Final = re.compile(r"gitdir: (.+?)\s*")
 _ODD: Final = re.compile(r"[^\w./+@#~ -]")
 
 
-def today() -> str:
+def current_day() -> str:
     """Return the day that it is here, as ISO 8601 has it."""
     return time.strftime("%Y-%m-%d")
 
@@ -32,10 +32,10 @@ def today() -> str:
 def workspace_text(folder: str, replies: Iterable[Reply]) -> str:
     """Return what is said of `folder` to an agent whose finished turns came to `replies`. May wait for the disk."""
     changed = dict.fromkeys(file for reply in replies for file in reply.files_changed)
-    return said(folder, branch_of(folder), tuple(changed))
+    return folder_text(folder, branch_of(folder), tuple(changed))
 
 
-def said(folder: str, branch: str, changed: Sequence[str]) -> str:
+def folder_text(folder: str, branch: str, changed: Sequence[str]) -> str:
     """Return folder, branch ("" for none) and the files that were `changed`, the latest of them, as a block."""
     lines = [f"Folder: {_plain(folder)}"]
     if branch:

@@ -11,7 +11,15 @@ from typing import Final, NamedTuple
 
 from .launcher import Cover
 
-__all__ = ["DEVICES", "PROGRAM", "SandboxPaths", "arguments", "missing", "python_folders", "reach"]
+__all__ = [
+    "DEVICES",
+    "PROGRAM",
+    "SandboxPaths",
+    "bubblewrap_command",
+    "python_folders",
+    "sandbox_paths",
+    "unavailable_reason",
+]
 
 
 # --- What a confined process may reach ---
@@ -37,7 +45,7 @@ class SandboxPaths(NamedTuple):
     hidden: tuple[str, ...] = ()
 
 
-def reach(
+def sandbox_paths(
     cwd: Path,
     home: Path,
     *,
@@ -81,12 +89,12 @@ PROGRAM: Final = "bwrap"
 SCRATCH_BYTES: Final = 1 << 30
 
 
-def missing() -> str:
+def unavailable_reason() -> str:
     """Return why there can be no namespaces here before they are tried, "" where they can be tried."""
     return "" if shutil.which(PROGRAM) else "bubblewrap (the program bwrap) is not installed"
 
 
-def arguments(
+def bubblewrap_command(
     reach: SandboxPaths, cwd: str, filter: int, argv: Sequence[str], covers: Iterable[Cover] = ()
 ) -> list[str]:
     """Return `argv` in namespaces of its own with `cwd` as its folder.

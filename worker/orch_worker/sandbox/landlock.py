@@ -10,7 +10,7 @@ from typing import Final
 
 from ..system import linux
 
-__all__ = ["abi", "gaps", "give_up", "given_up", "restrict"]
+__all__ = ["give_up", "given_up", "landlock_abi", "landlock_gaps", "restrict"]
 
 
 CREATE_RULESET: Final = 444
@@ -40,12 +40,12 @@ class _Beneath(ctypes.Structure):
     _fields_ = (("access", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
-def abi() -> int:
+def landlock_abi() -> int:
     """Return which version of Landlock the kernel speaks. Raises OSError where there is none, or it is switched off."""
     return linux.syscall(CREATE_RULESET, 0, 0, ASK_VERSION)
 
 
-def gaps(version: int) -> list[str]:
+def landlock_gaps(version: int) -> list[str]:
     """Return what Landlock of that `version` cannot keep a program from, in words."""
     found = []
     if version < 3:
@@ -61,7 +61,7 @@ def restrict(read: Iterable[str], write: Iterable[str], *, network: bool) -> Non
     What is not there is left out. Without `network` no TCP port is bound or connected to. It has given up new
     privileges before. Raises OSError, and then nothing has changed.
     """
-    version = abi()
+    version = landlock_abi()
     files = _files(version)
     net = 0 if network or version < 4 else TCP
     attributes = _Ruleset(files, net, ABSTRACT_SOCKETS_AND_SIGNALS)
@@ -90,7 +90,7 @@ def _allow(ruleset: int, path: str, access: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             access &= OF_FILES
-        rule = _Beneath(access & _files(abi()), descriptor)
+        rule = _Beneath(access & _files(landlock_abi()), descriptor)
         linux.syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.addressof(rule), 0)
     finally:
         os.close(descriptor)

@@ -220,10 +220,10 @@ def confine(level: Level, files: AllowedFiles | None) -> None:
         return
     from . import seccomp
 
-    if why := seccomp.missing():
+    if why := seccomp.unavailable_reason():
         raise OSError(why)
     landlock.restrict(files.read, files.write, network=files.network)
-    seccomp.apply(seccomp.program(sockets=True, network=files.network))
+    seccomp.apply_filter(seccomp.build_filter(sockets=True, network=files.network))
 
 
 # --- Starting commands ---

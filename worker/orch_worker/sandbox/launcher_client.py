@@ -20,7 +20,7 @@ from .launcher import AllowedFiles, Cover, receive, send
 if TYPE_CHECKING:
     from orch_protocol.policy.sandbox import Level
 
-__all__ = ["CommandLauncher", "CoveredProcess", "missing"]
+__all__ = ["CommandLauncher", "CoveredProcess", "unavailable_reason"]
 
 BOOT: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); from orch_worker.sandbox.launcher import main; main(sys.argv[2])"
@@ -135,7 +135,7 @@ class CommandLauncher:
 
 
 @cache
-def missing() -> str:
+def unavailable_reason() -> str:
     """Return why paths cannot be covered by mounts here, "" where they can. Tried once a process."""
     if not sys.platform.startswith("linux"):
         return f"no mount namespaces on {sys.platform}"

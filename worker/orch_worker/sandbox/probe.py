@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from orch_protocol.policy.sandbox import LEVELS, WORDS, Level
 
-__all__ = ["AvailableLevels", "describe", "examine", "machine"]
+__all__ = ["AvailableLevels", "available_levels", "describe", "run_trials"]
 
 SECONDS: Final = 10.0
 OUTSIDE: Final = "/var"
@@ -48,7 +48,7 @@ class AvailableLevels(Struct, frozen=True):
         return next((level for level in there if level >= wanted), there[-1])
 
 
-def examine(trials: Mapping[Level, Trial]) -> AvailableLevels:
+def run_trials(trials: Mapping[Level, Trial]) -> AvailableLevels:
     """Return what comes of the `trials`."""
     missing: dict[Level, str] = {}
     gaps: dict[Level, tuple[str, ...]] = {}
@@ -64,12 +64,12 @@ def examine(trials: Mapping[Level, Trial]) -> AvailableLevels:
 
 
 @cache
-def machine() -> AvailableLevels:
+def available_levels() -> AvailableLevels:
     """Return what this machine offers to processes such as this one. Tried once a process, in some milliseconds."""
     if sys.platform != "linux":
         why = f"{sys.platform} has nothing of it that orch can use; Linux has"
         return AvailableLevels(dict.fromkeys(LEVELS[1:], why))
-    return examine({"L1": _try_rights, "L2": _try_landlock, "L3": _try_namespaces})
+    return run_trials({"L1": _try_rights, "L2": _try_landlock, "L3": _try_namespaces})
 
 
 def describe(offer: AvailableLevels) -> str:
@@ -99,7 +99,7 @@ def _try_landlock() -> list[str]:
 
     from . import landlock, seccomp
 
-    if why := seccomp.missing():
+    if why := seccomp.unavailable_reason():
         raise OSError(why)
     version = _version()
     inside = os.path.dirname(os.__file__)
@@ -112,12 +112,12 @@ def _try_landlock() -> list[str]:
     def get_out() -> list[str]:
         landlock.give_up()
         landlock.restrict((inside,), (), network=False)
-        seccomp.apply(seccomp.program(sockets=True, network=False))
+        seccomp.apply_filter(seccomp.build_filter(sockets=True, network=False))
         _fails(lambda: open("/proc/version", "rb").close(), "a file elsewhere can be read")
         _fails(make, "a folder elsewhere can be made")
         _fails(lambda: socket.socket().close(), "a socket can be made")
         os.listdir(inside)
-        return landlock.gaps(version)
+        return landlock.landlock_gaps(version)
 
     return _apart(get_out)
 
@@ -126,7 +126,7 @@ def _version() -> int:
     from . import landlock
 
     try:
-        return landlock.abi()
+        return landlock.landlock_abi()
     except OSError as error:
         raise OSError(f"the kernel has no Landlock, or it is switched off ({error.strerror})") from error
 
@@ -136,16 +136,16 @@ def _try_namespaces() -> list[str]:
     import tempfile
 
     from . import bubblewrap, seccomp
-    from .bubblewrap import reach
+    from .bubblewrap import sandbox_paths
 
-    if why := bubblewrap.missing() or seccomp.missing():
+    if why := bubblewrap.unavailable_reason() or seccomp.unavailable_reason():
         raise OSError(why)
     inside = Path(tempfile.gettempdir())
-    filter = seccomp.memory_file(seccomp.program(sockets=False, network=False))
+    filter = seccomp.memory_file(seccomp.build_filter(sockets=False, network=False))
     try:
         script = ("/bin/sh", "-c", SCRIPT, "sh", OUTSIDE, str(inside), str(os.getpid()))
         done = subprocess.run(
-            bubblewrap.arguments(reach(inside, inside), str(inside), filter, script),
+            bubblewrap.bubblewrap_command(sandbox_paths(inside, inside), str(inside), filter, script),
             pass_fds=(filter,),
             stdin=subprocess.DEVNULL,
             capture_output=True,

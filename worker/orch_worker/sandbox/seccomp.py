@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from ..system import linux
 
-__all__ = ["apply", "memory_file", "missing", "program"]
+__all__ = ["apply_filter", "build_filter", "memory_file", "unavailable_reason"]
 
 PR_SET_SECCOMP: Final = 22
 MODE_FILTER: Final = 2
@@ -88,13 +88,13 @@ MACHINES: Final = {"x86_64": _Architecture(0, 0xC000003E), "aarch64": _Architect
 Instruction = tuple[int, int, int, int]
 
 
-def missing(machine: str | None = None) -> str:
+def unavailable_reason(machine: str | None = None) -> str:
     """Return why there can be no filter on this `machine` (this one), "" where there can."""
     name = machine or platform.machine()
     return "" if name in MACHINES else f"no filter of system calls is known for {name} processors"
 
 
-def program(machine: str | None = None, *, sockets: bool, network: bool) -> bytes:
+def build_filter(machine: str | None = None, *, sockets: bool, network: bool) -> bytes:
     """Return the filter, as the kernel takes it.
 
     With `sockets` they are filtered too: none but those of the internet, and these only with `network`. Without, they
@@ -126,7 +126,7 @@ def program(machine: str | None = None, *, sockets: bool, network: bool) -> byte
     return b"".join(struct.pack("=HBBI", *each) for each in code)
 
 
-def apply(code: bytes) -> None:
+def apply_filter(code: bytes) -> None:
     """Let the calling thread, and what it starts, be under the filter `code`. Raises OSError.
 
     It has given up new privileges before.

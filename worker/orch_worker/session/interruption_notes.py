@@ -18,13 +18,13 @@ __all__ = [
     "DIRECTIVE",
     "after_cut",
     "after_interruption",
-    "denied",
-    "interrupted",
+    "denied_result",
+    "dry_run_result",
+    "interrupted_result",
     "mark_of",
     "not_approved",
     "not_yet",
-    "rehearsed",
-    "withheld",
+    "withheld_result",
 ]
 
 DIRECTIVE: Final = "Stop and ask what to do instead: do not call it again, and do not look for another way to do it."
@@ -34,18 +34,18 @@ AND_NOW: Final = (
 )
 
 
-def denied(tool: str, reason: str) -> str:
+def denied_result(tool: str, reason: str) -> str:
     """Return the result of a call of `tool` that may not run."""
     return f"[Denied: {tool} was not run: {reason}. {DIRECTIVE}]"
 
 
-def rehearsed(tool: str, verdict: Verdict) -> str:
+def dry_run_result(tool: str, verdict: Verdict) -> str:
     """Return the result of a call of `tool` that was only judged."""
     would = {"allow": "have run", "ask": "have needed approval", "deny": "have been denied"}[verdict.approval]
     return f"[Dry run: nothing was done. {tool} would {would}{': ' if verdict.reason else ''}{verdict.reason}.]"
 
 
-def withheld(tool: str, reason: str) -> str:
+def withheld_result(tool: str, reason: str) -> str:
     """Return what stands for the result of a call of `tool` that may not be shown."""
     return f"[Withheld: what {tool} brought is for a model on this machine: {reason}. {DIRECTIVE}]"
 
@@ -66,7 +66,7 @@ def not_approved(reason: str) -> str:
     )
 
 
-def interrupted(tool: str, *, began: bool) -> str:
+def interrupted_result(tool: str, *, began: bool) -> str:
     """Return the result of a call of `tool` that was under way, or not even begun, when the user ended the turn."""
     what = "did not finish, and may have had effects" if began else "was not run"
     return f"[Interrupted: {tool} {what}: the user ended the turn. {DIRECTIVE}]"

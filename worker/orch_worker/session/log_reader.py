@@ -13,9 +13,18 @@ from orch_protocol.core.archives import Span
 from orch_protocol.core.errors import DamagedError, StoreError
 from orch_protocol.session.entries import Entry, Telling
 
-from .log.record_format import END_BYTES, ChecksumChain, sealed_at, unseal
+from .log.record_format import END_BYTES, ChecksumChain, sealed_at, unseal_line
 
-__all__ = ["MESSAGES", "ArchivedEntry", "SessionLine", "digest", "entries_in", "lines_in", "messages_in", "read_spans"]
+__all__ = [
+    "MESSAGES",
+    "ArchivedEntry",
+    "SessionLine",
+    "entries_in",
+    "lines_in",
+    "messages_in",
+    "read_spans",
+    "sha256_of",
+]
 
 
 def _heads(kinds: object) -> tuple[bytes, ...]:
@@ -64,7 +73,7 @@ def _read(file: BinaryIO, offset: int, length: int) -> bytes:
     return file.read(length)
 
 
-def digest(parts: Sequence[bytes]) -> str:
+def sha256_of(parts: Sequence[bytes]) -> str:
     """Return the SHA-256 of `parts` together, in hex."""
     whole = sha256()
     for part in parts:
@@ -90,7 +99,7 @@ def _lines(path: Path, file: BinaryIO, offset: int, end: int) -> Iterator[Sessio
     chain = ChecksumChain.after(_read(file, before, offset - before))
     while offset < end:
         line = file.readline(end - offset)
-        sealed = unseal(line[:-1]) if line.endswith(b"\n") else None
+        sealed = unseal_line(line[:-1]) if line.endswith(b"\n") else None
         sound, _ = chain.take(line[:-1], sealed)
         if not sound and (not (sealed and line.startswith(KNOWN)) or _hides_message(line)):
             raise DamagedError(f"{path} at byte {offset} is damaged: what was archived there cannot be made out")
@@ -123,7 +132,7 @@ def entries_in(
 
 def _checked(path: Path, spans: Sequence[Span], expected: str) -> Iterable[SessionLine]:
     parts = read_spans(path, spans)
-    if digest(parts) == expected:
+    if sha256_of(parts) == expected:
         return _apart(parts, spans)
     found = list(lines_in(path, spans))
     if all(line.sound for line in found):

@@ -11,7 +11,7 @@ from orch_protocol.agent.plan import MARKS, Task, TaskStatus
 
 from .transcript import Transcript
 
-__all__ = ["HEADING", "TaskList", "block", "listed", "made", "updated"]
+__all__ = ["HEADING", "TaskList", "new_tasks", "task_block", "task_lines", "update_task"]
 
 
 class TaskList:
@@ -60,12 +60,12 @@ _WHAT: Final = "Keep this list true: task_update says what you begin, and what i
 _OPEN: Final = ("pending", "in_progress")
 
 
-def made(texts: Iterable[str]) -> tuple[Task, ...]:
+def new_tasks(texts: Iterable[str]) -> tuple[Task, ...]:
     """Return new tasks, each on one line, none of them begun."""
     return tuple(Task(" ".join(text.split())) for text in texts)
 
 
-def updated(tasks: Sequence[Task], index: int, status: TaskStatus) -> tuple[Task, ...]:
+def update_task(tasks: Sequence[Task], index: int, status: TaskStatus) -> tuple[Task, ...]:
     """Return `tasks` with that status for the one at `index`, from 1. One that was in progress gives way to it.
 
     Raises IndexError for a task that is not there.
@@ -83,11 +83,11 @@ def updated(tasks: Sequence[Task], index: int, status: TaskStatus) -> tuple[Task
     )
 
 
-def listed(tasks: Iterable[Task]) -> str:
+def task_lines(tasks: Iterable[Task]) -> str:
     """Return the tasks, one a line."""
     return "\n".join(f"{MARKS[task.status]} {number}. {task.text}" for number, task in enumerate(tasks, 1))
 
 
-def block(tasks: Sequence[Task]) -> str:
+def task_block(tasks: Sequence[Task]) -> str:
     """Return what a request is to end with, "" when there is nothing left to do."""
-    return f"{HEADING}\n\n{_WHAT}\n\n{listed(tasks)}" if any(task.status in _OPEN for task in tasks) else ""
+    return f"{HEADING}\n\n{_WHAT}\n\n{task_lines(tasks)}" if any(task.status in _OPEN for task in tasks) else ""

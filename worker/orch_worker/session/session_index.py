@@ -19,7 +19,7 @@ from orch_protocol.session.entries import MessageEntry, SessionHeader
 from orch_protocol.session.tree import Branch, EntryRow
 
 from ..conversation.framing import question_in
-from ..conversation.stubs import marker
+from ..conversation.stubs import deletion_marker
 from .entry_tree import EntryTree
 from .transcript import read_lines
 
@@ -323,7 +323,7 @@ def _shown(entry: _IndexedLine) -> tuple[str, str]:
         case "turn_end" if entry.reply is not None:
             return "", entry.reply.text
         case "archive" if entry.collapse is not None:
-            about = marker(entry.deleted) if entry.deleted else entry.collapse.task
+            about = deletion_marker(entry.deleted) if entry.deleted else entry.collapse.task
             return "", f"{entry.collapse.holder}: {about}"
         case "label":
             return "", f"{entry.target_id}: {entry.label or ''}"

@@ -58,7 +58,7 @@ from orch_protocol.session.tree import (
     SetTitle,
 )
 
-from .log.append_log import AppendLog, FolderLock, find_position, load, newest_first, objects
+from .log.append_log import AppendLog, FolderLock, find_position, load, newest_first, read_objects
 from .log.verified_prefix import LineSpan
 from .session import LostEntry, MessageRow, Quiet, SessionState, UnknownEntry
 
@@ -321,7 +321,7 @@ def read_session(folder: Path) -> SessionState:
 
 def read_lines(folder: Path) -> Iterator[bytes]:
     """Yield the entries of the transcript in `folder` as they are encoded, the header first; see `read_session`."""
-    return objects(folder / NAME, header=_HEADER)
+    return read_objects(folder / NAME, header=_HEADER)
 
 
 def missing_lines(path: Path, acknowledged: TranscriptPosition) -> str:
@@ -414,7 +414,7 @@ class _FileEntries:
         self._path = path
 
     def __iter__(self) -> Iterator[Entry | UnknownEntry]:
-        return filter(None, map(_decode, objects(self._path, header=_HEADER)))
+        return filter(None, map(_decode, read_objects(self._path, header=_HEADER)))
 
 
 class _SessionFold:

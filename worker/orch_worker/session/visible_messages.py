@@ -16,7 +16,15 @@ from orch_protocol.core.errors import StoreError
 from orch_protocol.core.messages import Message
 
 from ..conversation.framing import is_project
-from ..conversation.stubs import brief, holder_of, holders_in, is_brief, replaced, stubs_in, summary_message
+from ..conversation.stubs import (
+    holder_of,
+    holders_in,
+    is_brief,
+    replace_record,
+    shorten_record,
+    stubs_in,
+    summary_message,
+)
 
 __all__ = ["VisibleMessage", "VisibleMessages"]
 
@@ -92,7 +100,7 @@ class VisibleMessages(Generic[T]):
         texts = {holder: text for item in self.items[start:stop] for holder, text in stubs_in(item.message).items()}
         messages = collapse.messages
         for text in texts.values():
-            messages = tuple(replaced(message, text) for message in messages)
+            messages = tuple(replace_record(message, text) for message in messages)
         stubs = [VisibleMessage(message, collapse.first, collapse.last, note) for message in messages]
         self._tasks[collapse.holder] = collapse.task
         if deleted:
@@ -123,7 +131,7 @@ class VisibleMessages(Generic[T]):
         gone = self.items[start:stop]
         first, last = (gone[0].first, gone[-1].last) if gone else (id, id)
         stubs = {holder: text for item in gone for holder, text in stubs_in(item.message).items()}
-        kept = (brief(text, self.task(holder)) for holder, text in stubs.items())
+        kept = (shorten_record(text, self.task(holder)) for holder, text in stubs.items())
         said = summary_message(summary, kept)
         self.items[start:stop] = [VisibleMessage(said, first, last, note([item.note for item in gone]))]
         for holder in stubs:
@@ -160,7 +168,7 @@ class VisibleMessages(Generic[T]):
 
     def _restub(self, place: int, stub: str) -> None:
         item = self.items[place]
-        self.items[place] = VisibleMessage(replaced(item.message, stub), item.first, item.last, item.note)
+        self.items[place] = VisibleMessage(replace_record(item.message, stub), item.first, item.last, item.note)
 
     def _place(self, holder: str) -> int | None:
         places: Sequence[int] = range(len(self.items) - 1, -1, -1)

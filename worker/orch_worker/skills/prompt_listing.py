@@ -10,7 +10,7 @@ from orch_protocol.resources.skills import READ_SKILL, SkillSpec
 
 from ..conversation.tokens import TokenEstimator
 
-__all__ = ["HEADING", "index", "line_of"]
+__all__ = ["HEADING", "line_of", "skill_index"]
 
 HEADING: Final = f"""\
 # Skills
@@ -22,7 +22,7 @@ WIDTHS: Final = (1024, 500, 250, 120, 60)
 MORE: Final = f"- and {{count}} more: {READ_SKILL} without a name lists all"
 
 
-def index(skills: Sequence[SkillSpec], tokens: int, estimator: TokenEstimator) -> str:
+def skill_index(skills: Sequence[SkillSpec], tokens: int, estimator: TokenEstimator) -> str:
     """Return a line for each of `skills` within `tokens`: descriptions are cut alike, then left out, then names."""
     for width in WIDTHS:
         text = _text([line_of(skill, width) for skill in skills])

@@ -13,9 +13,9 @@ import msgspec
 
 from orch_protocol.core.errors import ConfigError
 
-from .files import cannot, sync_folder
+from .files import io_error, sync_folder
 
-__all__ = ["change", "locked", "read", "write"]
+__all__ = ["change_json", "file_lock", "read", "write"]
 
 T = TypeVar("T")
 
@@ -52,16 +52,16 @@ def write(file: Path, data: Any, *, durable: bool = True) -> None:
             sync_folder(file.parent)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise cannot("write", file, error) from error
+        raise io_error("write", file, error) from error
 
 
-def change(file: Path, kind: type[T], otherwise: T, then: str, changed: Callable[[T], T]) -> T:
+def change_json(file: Path, kind: type[T], otherwise: T, then: str, changed: Callable[[T], T]) -> T:
     """Let `file`, whose folder is there, hold what `changed` makes of what it holds; return what it held. Whoever does
     so at the same time, in whatever process, does it before or after.
 
     Raises ConfigError as `read` does, StoreError.
     """
-    with locked(file.with_name(f"{file.name}.lock")):
+    with file_lock(file.with_name(f"{file.name}.lock")):
         held = read(file, kind, otherwise, then)
         if (new := changed(held)) != held:
             write(file, new)
@@ -69,7 +69,7 @@ def change(file: Path, kind: type[T], otherwise: T, then: str, changed: Callable
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[int]:
+def file_lock(file: Path) -> Iterator[int]:
     """Let one process at a time do what the block does, by the lock on `file`, which is made; its descriptor appends.
 
     Its folder is there. Raises StoreError when that cannot be had.
@@ -77,7 +77,7 @@ def locked(file: Path) -> Iterator[int]:
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise cannot("lock", file, error) from error
+        raise io_error("lock", file, error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor

@@ -17,8 +17,8 @@ from .safe_descent import open_below
 __all__ = [
     "NotRegularError",
     "bytes_of",
-    "cannot",
-    "cause",
+    "error_text",
+    "io_error",
     "keep_aside",
     "lines_backwards",
     "open_regular",
@@ -41,14 +41,14 @@ _CAUSES: Final = {
 }
 
 
-def cause(error: OSError) -> str:
+def error_text(error: OSError) -> str:
     """Return what `error` means, in words."""
     return _CAUSES.get(error.errno or 0) or error.strerror or str(error)
 
 
-def cannot(what: str, path: Path, error: OSError) -> StoreError:
+def io_error(what: str, path: Path, error: OSError) -> StoreError:
     """Return the error to raise when `error` kept us from doing `what` to `path`."""
-    return StoreError(f"cannot {what} {path}: {cause(error)}")
+    return StoreError(f"cannot {what} {path}: {error_text(error)}")
 
 
 def open_regular(path: Path, flags: int) -> int:
@@ -62,7 +62,7 @@ def open_regular(path: Path, flags: int) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise cannot("open", path, error) from error
+        raise io_error("open", path, error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ForeignFileError(f"{path} is not a regular file: it was left alone")
@@ -114,7 +114,7 @@ def lines_backwards(path: Path) -> Iterator[bytes]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise cannot("read", path, error) from error
+        raise io_error("read", path, error) from error
 
 
 def keep_aside(path: Path, torn: bytes) -> Path:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Final
 
-__all__ = ["BOUND", "NEEDED", "FatalBytesError", "bounds", "taste"]
+__all__ = ["BOUND", "NEEDED", "FatalBytesError", "check_reads_safely", "resource_limit_arguments"]
 
 SECONDS: Final = 60
 ROOM: Final = 1 << 30
@@ -24,7 +24,7 @@ for what, most in zip((resource.RLIMIT_CORE, resource.RLIMIT_CPU, resource.RLIMI
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(what, (most, most))
 """
-"""What such a process begins with: its last arguments are its `bounds`."""
+"""What such a process begins with: its last arguments are its `resource_limit_arguments`."""
 READ: Final = f"""{BOUND}
 import importlib, io, json
 sys.path[:] = json.loads(sys.argv[1])
@@ -41,19 +41,19 @@ class FatalBytesError(ValueError):
     """Bytes of which a process dies that reads them."""
 
 
-def bounds(seconds: int, room: int) -> tuple[str, str, str]:
+def resource_limit_arguments(seconds: int, room: int) -> tuple[str, str, str]:
     """Return the arguments for a process that may take so many seconds of CPU and bytes of memory."""
     return "0", str(seconds), str(room)
 
 
-def taste(library: str, reader: str, data: bytes) -> None:
+def check_reads_safely(library: str, reader: str, data: bytes) -> None:
     """Raise Deadly when reading `data` with `reader` of `library` ends the process that does so, or takes it too much
     memory or time, or when no process can be had for it. What it raises is not told.
 
     Libraries that are no Python end their process where bytes tell them of more than there can be: whoever made the
     bytes would have ended ours.
     """
-    limits = bounds(SECONDS, ROOM + TIMES * len(data))
+    limits = resource_limit_arguments(SECONDS, ROOM + TIMES * len(data))
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", READ, json.dumps([*map(str, sys.path)]), library, reader, *limits],

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 __all__ = [
     "arm_lifeline",
+    "become_subreaper",
     "children",
     "close_from",
     "default_signals",
@@ -27,7 +28,6 @@ __all__ = [
     "reap",
     "reset_signals",
     "start_tied",
-    "subreap",
     "syscall",
     "wake_on_child",
 ]
@@ -139,7 +139,7 @@ def start_tied(argv: list[bytes], descriptors: list[int]) -> int:
     return pid
 
 
-def subreap() -> None:
+def become_subreaper() -> None:
     """Adopt descendants whose own parents have ended. Linux."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -239,7 +239,7 @@ def reap(pidfd: int) -> int | None:
     return dead.si_status if dead.si_code == os.CLD_EXITED else -dead.si_status
 
 
-def bury(pidfd: int) -> None:
+def reap_if_ended(pidfd: int) -> None:
     """See to it that the ended process behind `pidfd` is no zombie, if it is our child. Linux."""
     try:
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)

@@ -13,9 +13,9 @@ __all__ = [
     "WITHHELD",
     "Masker",
     "holds_secret",
+    "is_plain_value",
     "is_secret",
-    "masked",
-    "plain",
+    "mask_secrets",
     "secrets_of",
     "withheld_hint",
 ]
@@ -87,7 +87,7 @@ def _withheld() -> list[str]:
     return os.environ.get(WITHHELD, "").split()
 
 
-def plain(name: str) -> str:
+def is_plain_value(name: str) -> str:
     """Return what the variable `name` goes by among keys when its value is no secret: no variable is called so."""
     return f"{{{name}}}"
 
@@ -97,7 +97,7 @@ def secrets_of(keys: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(value for name, value in keys.items() if not name.startswith("{"))
 
 
-def masked(text: str, secrets: Iterable[str]) -> str:
+def mask_secrets(text: str, secrets: Iterable[str]) -> str:
     """Return `text` with each of the `secrets` replaced by what says that one stood there."""
     for secret in _long_enough(secrets):
         text = text.replace(secret, HIDDEN)

@@ -23,11 +23,11 @@ __all__ = [
     "TaskResults",
     "ThreadPerCall",
     "ThreadPool",
-    "awaited",
-    "harmless",
+    "await_result",
+    "describe_exception",
     "in_thread",
     "is_interrupt",
-    "told",
+    "transferable_error",
 ]
 
 
@@ -73,7 +73,7 @@ def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
         try:
             outcome = act(), ""
         except BaseException as error:
-            outcome = None, told(error)
+            outcome = None, describe_exception(error)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, outcome)
 
@@ -82,7 +82,7 @@ def in_thread(act: Callable[[], Any]) -> asyncio.Future[tuple[Any, str]]:
     return future
 
 
-async def awaited(said: Any) -> tuple[Any, str]:
+async def await_result(said: Any) -> tuple[Any, str]:
     """Return what `said` comes to, which may be awaitable, or what is raised as text: also when it leaves the program,
     or was cancelled from within, as by awaiting what somebody else has cancelled."""
     try:
@@ -91,11 +91,11 @@ async def awaited(said: Any) -> tuple[Any, str]:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        return None, told(error)
+        return None, describe_exception(error)
     except BaseException as error:
         if is_interrupt(error):
             raise
-        return None, told(error)
+        return None, describe_exception(error)
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -103,7 +103,7 @@ def is_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
-def told(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """Return the type and the text of `error`, and a hint where a variable was withheld from this process."""
     try:
         return f"{type(error).__name__}: {error}{withheld_hint(error)}"
@@ -251,11 +251,11 @@ class _TaskBatch:
                 if value is not None:
                     said[place] = value, None
             except StopIteration as raised:
-                said[place] = None, harmless(raised)
+                said[place] = None, transferable_error(raised)
             except Exception as raised:
                 said[place] = None, raised
             except BaseException as raised:
-                said[place] = None, harmless(raised)
+                said[place] = None, transferable_error(raised)
             ended.append(perf_counter())
 
     def left(self) -> float:
@@ -285,7 +285,7 @@ class _TaskBatch:
         return TaskResults(seconds, said)
 
 
-def harmless(error: BaseException) -> Exception:
+def transferable_error(error: BaseException) -> Exception:
     """Return what stands for an error that does not pass from a thread through a future and an event loop unharmed."""
     return RuntimeError(f"{type(error).__name__}: {error}")
 

@@ -60,7 +60,7 @@ from orch_protocol.wire.worker_messages import (
 from ..agent.runtime import Runtime
 from ..agent.steering import SteeringMessage
 from ..agent.turn import CancelToken
-from ..system.secrets import masked, secrets_of
+from ..system.secrets import mask_secrets, secrets_of
 from ..tools.api.root_client import RootClient
 from .reliable_channel import ReliableChannel
 from .turn_event_buffer import TurnEventBuffer
@@ -466,7 +466,7 @@ class WorkerEndpoint:
 
     def _finish(self, query_id: str, finished: TurnFinished) -> None:
         if finished.error is not None:
-            told = masked(finished.error.message, secrets_of(self._birth.keys))
+            told = mask_secrets(finished.error.message, secrets_of(self._birth.keys))
             finished = replace(finished, error=replace(finished.error, message=told))
         try:
             self._courier.send("finished", finished, query_id)

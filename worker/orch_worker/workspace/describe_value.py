@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-__all__ = ["ValueDescription", "is_ours", "outline"]
+__all__ = ["ValueDescription", "describe_value", "is_ours"]
 
 MOST_ITEMS: Final = 6
 MOST_TEXT: Final = 80
@@ -48,7 +48,7 @@ def is_ours(value: Any) -> bool:
     return kind is not BuiltinFunctionType
 
 
-def outline(value: Any) -> ValueDescription:
+def describe_value(value: Any) -> ValueDescription:
     """Return what `value` is. Never raises."""
     kind = type(value)
     package = _module(kind).partition(".")[0]

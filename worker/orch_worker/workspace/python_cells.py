@@ -25,7 +25,7 @@ from .capture import one_line
 from .describe_value import ValueDescription
 from .state import Workspace
 
-__all__ = ["VALUE", "BoundName", "PythonCell", "Statement", "statements", "steps_of", "unbound"]
+__all__ = ["VALUE", "BoundName", "PythonCell", "Statement", "analyze_statements", "invalidate_unbound", "steps_of"]
 
 
 # --- What Python code reads and binds, statement by statement, by its text alone ---
@@ -49,7 +49,7 @@ class Statement(Struct, frozen=True):
     texts: tuple[str, ...] = ()
 
 
-def statements(code: str) -> tuple[Statement, ...]:
+def analyze_statements(code: str) -> tuple[Statement, ...]:
     """Return what the statements of `code` do, in order; nothing of code that does not parse.
 
     A name that a function reads counts as read where the function is made. What is bound within one (or a class, or a
@@ -308,7 +308,7 @@ def _sources(cells: Sequence[PythonCell]) -> tuple[list[str], dict[str, _Binding
     called: set[str] = set()
     sources: dict[str, _BindingSource] = {}
     for number, cell in enumerate(cells):
-        for each in statements(cell.code):
+        for each in analyze_statements(cell.code):
             read |= dict.fromkeys(each.reads)
             called.update(each.calls)
             others = frozenset(each.reads) - set(each.binds)
@@ -352,7 +352,7 @@ def _kept(
     )
 
 
-def unbound(workspace: Workspace, names: Mapping[str, BoundName], most: int) -> list[InvalidateArtifacts]:
+def invalidate_unbound(workspace: Workspace, names: Mapping[str, BoundName], most: int) -> list[InvalidateArtifacts]:
     """Return that values are not bound any more: their names are not among `names`, those that are, or are bound to
     what looks otherwise in a summary of at most `most` characters, as after going back to before that was bound."""
     values = {name: each for name, each in workspace.artifacts.items() if name.startswith(VALUE) and not each.stale}

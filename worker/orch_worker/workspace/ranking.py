@@ -15,7 +15,16 @@ from orch_protocol.core.workspace import Artifact
 
 from ..backends.offline.bm25 import SearchTerm, count, terms_of
 
-__all__ = ["HEADING", "WorkspaceText", "digest", "packed", "ranked", "relevance", "row", "told"]
+__all__ = [
+    "HEADING",
+    "WorkspaceText",
+    "artifact_line",
+    "count_line",
+    "pack_artifacts",
+    "rank_artifacts",
+    "relevance",
+    "workspace_text",
+]
 
 HEADING: Final = "# Objects at hand"
 _WHAT: Final = """\
@@ -52,7 +61,7 @@ class WorkspaceText(Struct, frozen=True):
     names: tuple[str, ...] = ()
 
 
-def told(
+def workspace_text(
     workspace: Iterable[Artifact],
     prompt: str,
     turn: int,
@@ -66,21 +75,21 @@ def told(
     `size` says how many a text has. What does not fit with its summary is told without it, or left out. The results of
     the calls `visible` are in the conversation.
     """
-    return packed(ranked(workspace, prompt, turn, visible=visible), budget, size)
+    return pack_artifacts(rank_artifacts(workspace, prompt, turn, visible=visible), budget, size)
 
 
-def packed(artifacts: Sequence[Artifact], budget: int, size: Callable[[str], int]) -> WorkspaceText:
+def pack_artifacts(artifacts: Sequence[Artifact], budget: int, size: Callable[[str], int]) -> WorkspaceText:
     """Return what is told of `artifacts`, from the first one on, in `budget` tokens: each once, as far as it fits."""
     if not artifacts or budget <= 0:
         return WorkspaceText()
     # The digest is as long when all are told as when some are, but for a digit or two.
-    left = budget - size(f"{HEADING}\n\n{_WHAT}\n\n{digest(artifacts, shown=len(artifacts))}\n") - 2
+    left = budget - size(f"{HEADING}\n\n{_WHAT}\n\n{count_line(artifacts, shown=len(artifacts))}\n") - 2
     rows: list[str] = []
     names: list[str] = []
     for each in artifacts:
         if left < LEAST:
             break
-        for text in (row(each), row(each, summary=False)):
+        for text in (artifact_line(each), artifact_line(each, summary=False)):
             cost = size(text) + 1
             if cost <= left:
                 rows.append(text)
@@ -89,11 +98,13 @@ def packed(artifacts: Sequence[Artifact], budget: int, size: Callable[[str], int
                 break
     if not rows:
         return WorkspaceText()
-    head = f"{HEADING}\n\n{_WHAT}\n\n{digest(artifacts, shown=len(rows))}"
+    head = f"{HEADING}\n\n{_WHAT}\n\n{count_line(artifacts, shown=len(rows))}"
     return WorkspaceText("\n".join((head, *rows)), tuple(names))
 
 
-def ranked(workspace: Iterable[Artifact], prompt: str, turn: int, *, visible: Collection[str] = ()) -> list[Artifact]:
+def rank_artifacts(
+    workspace: Iterable[Artifact], prompt: str, turn: int, *, visible: Collection[str] = ()
+) -> list[Artifact]:
     """Return what is in `workspace`, the most relevant first; of equals what was used last, then by name."""
     terms = terms_of(prompt)
     artifacts = list(workspace)
@@ -128,7 +139,7 @@ def _overlap(artifact: Artifact, terms: Iterable[SearchTerm]) -> float:
     return found / total if total else 0.0
 
 
-def digest(workspace: Iterable[Artifact], *, shown: int | None = None) -> str:
+def count_line(workspace: Iterable[Artifact], *, shown: int | None = None) -> str:
     """Return in a line what there is: how many of what, how many of them are stale or pinned, and told of."""
     artifacts = list(workspace)
     groups: dict[str, int] = {}
@@ -147,7 +158,7 @@ def _many(name: str, number: int) -> str:
     return f"{name}{ending}"
 
 
-def row(artifact: Artifact, *, summary: bool = True) -> str:
+def artifact_line(artifact: Artifact, *, summary: bool = True) -> str:
     """Return what is said of `artifact`, on one line."""
     facts = [artifact.kind] if not artifact.name.startswith(f"{artifact.kind}:") else []
     if artifact.size:

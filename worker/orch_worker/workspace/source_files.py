@@ -13,7 +13,7 @@ from orch_protocol.core.workspace import Artifact, FileState, InvalidateArtifact
 
 from ..system.files import regular_open_regular
 
-__all__ = ["changed", "mark_of", "relative"]
+__all__ = ["artifact_path", "changed_artifacts", "mark_of"]
 
 MOST_HASHED: Final = 256 * 1024
 DIGITS: Final = 16
@@ -21,7 +21,7 @@ CHANGED: Final = "{path} has changed since"
 REMOVED: Final = "{path} is not there any more"
 
 
-def relative(cwd: Path, path: str) -> str:
+def artifact_path(cwd: Path, path: str) -> str:
     """Return `path`, which may be relative to `cwd`, as artifacts name it: relative where it is below that."""
     whole = os.path.normpath(os.path.join(cwd, path))
     inside = os.path.relpath(whole, cwd)
@@ -37,10 +37,10 @@ def mark_of(cwd: Path, path: str) -> FileState | None:
     if not stat.S_ISREG(there.st_mode):
         return None
     digest = _digest(cwd, path) if there.st_size <= MOST_HASHED else ""
-    return FileState(relative(cwd, path), there.st_mtime_ns, there.st_size, digest)
+    return FileState(artifact_path(cwd, path), there.st_mtime_ns, there.st_size, digest)
 
 
-def changed(cwd: Path, artifacts: Iterable[Artifact]) -> list[InvalidateArtifacts]:
+def changed_artifacts(cwd: Path, artifacts: Iterable[Artifact]) -> list[InvalidateArtifacts]:
     """Return which of `artifacts` were made from files that are not what they were, a step for each such file.
 
     A file that was only touched, or changed and changed back, is what it was: small ones are read to know that.

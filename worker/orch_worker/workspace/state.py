@@ -19,7 +19,7 @@ from orch_protocol.core.workspace import (
     WorkspaceSteps,
 )
 
-__all__ = ["Workspace", "named", "pruned", "without"]
+__all__ = ["Workspace", "artifacts_to_prune", "remove_artifacts", "resolve_names"]
 
 CAME_OF: Final = "made from {name}, which is stale"
 MADE_ANEW: Final = "made from {name} as it was before"
@@ -124,7 +124,9 @@ class Workspace:
         return next((each.name for each in self._there(artifact.deps) if each.stale), artifact.deps[0])
 
 
-def pruned(workspace: Workspace, turn: int, *, turns: int, bytes: int, count: int) -> tuple[DropArtifacts, ...]:
+def artifacts_to_prune(
+    workspace: Workspace, turn: int, *, turns: int, bytes: int, count: int
+) -> tuple[DropArtifacts, ...]:
     """Return what is to be forgotten in the turn `turn`, with why.
 
     That is what was not used for `turns` turns; of the rest the largest, until they have at most `bytes` bytes
@@ -152,7 +154,7 @@ def pruned(workspace: Workspace, turn: int, *, turns: int, bytes: int, count: in
     return tuple(DropArtifacts(tuple(names), why) for names, why in reasons if names)
 
 
-def without(steps: Iterable[Step], gone: set[str]) -> tuple[Step, ...]:
+def remove_artifacts(steps: Iterable[Step], gone: set[str]) -> tuple[Step, ...]:
     """Return `steps` without a word of the artifacts that are `gone`, whose names are in it no more once they are kept
     anew."""
     left: list[Step] = []
@@ -166,7 +168,7 @@ def without(steps: Iterable[Step], gone: set[str]) -> tuple[Step, ...]:
     return tuple(left)
 
 
-def named(workspace: Workspace, said: str) -> list[str]:
+def resolve_names(workspace: Workspace, said: str) -> list[str]:
     """Return the names that `said` may mean: the one it is, or those that end with it behind their colon."""
     if said in workspace.artifacts:
         return [said]

@@ -30,11 +30,11 @@ from ..tools.dispatch.result_limits import text_in
 from ..tools.dispatch.toolbox import CallOutcome
 from ..tools.python.namespace import Namespace
 from .capture import WRITES, artifact_of, first_path, handle_in, handle_of, paths_read
-from .describe_value import is_ours, outline
-from .python_cells import BoundName, PythonCell, steps_of, unbound
-from .ranking import WorkspaceText, told
-from .source_files import changed, mark_of, relative
-from .state import Workspace, named, pruned
+from .describe_value import describe_value, is_ours
+from .python_cells import BoundName, PythonCell, invalidate_unbound, steps_of
+from .ranking import WorkspaceText, workspace_text
+from .source_files import artifact_path, changed_artifacts, mark_of
+from .state import Workspace, artifacts_to_prune, resolve_names
 
 __all__ = ["WorkspaceSession"]
 
@@ -126,9 +126,11 @@ class WorkspaceSession:
 
     def _ordered(self) -> str:
         spec = self._spec
-        self._record(unbound(self.workspace, self._names, spec.max_summary_chars))
+        self._record(invalidate_unbound(self.workspace, self._names, spec.max_summary_chars))
         self._record(
-            pruned(self.workspace, self.turn, turns=spec.prune_turns, bytes=spec.prune_bytes, count=spec.prune_count)
+            artifacts_to_prune(
+                self.workspace, self.turn, turns=spec.prune_turns, bytes=spec.prune_bytes, count=spec.prune_count
+            )
         )
         return self.told().text
 
@@ -142,11 +144,13 @@ class WorkspaceSession:
             for block in message.content
             if isinstance(block, ToolUse)
         }
-        return told(self.workspace, self._prompt, self.turn, self._spec.budget_tokens, self._size, visible=visible)
+        return workspace_text(
+            self.workspace, self._prompt, self.turn, self._spec.budget_tokens, self._size, visible=visible
+        )
 
     def pin(self, name: str, *, pinned: bool = True) -> Artifact:
         """Let an artifact be told of first, or no more so, and return it. Raises ConfigError, StoreError."""
-        names = named(self.workspace, name)
+        names = resolve_names(self.workspace, name)
         if len(names) != 1:
             there = ", ".join(names or list(self.workspace.artifacts)[-8:]) or "nothing"
             why = "may be any of" if names else "is none of what there is:"
@@ -162,7 +166,7 @@ class WorkspaceSession:
     def _look(self) -> dict[str, BoundName]:
         """Return what the names are bound to. In the thread of the loop: nobody else binds any meanwhile."""
         bound = list(self._context.own(Namespace).bound().items())[:MOST_NAMES]
-        return {name: BoundName(id(value), outline(value), is_ours(value)) for name, value in bound}
+        return {name: BoundName(id(value), describe_value(value), is_ours(value)) for name, value in bound}
 
     # In a thread.
 
@@ -177,7 +181,7 @@ class WorkspaceSession:
         now.artifacts = dict(self.workspace.artifacts)
         for step in steps:
             now.apply(step)
-        return [*steps, *changed(self._cwd, [each for each in now if each.files and not each.stale])]
+        return [*steps, *changed_artifacts(self._cwd, [each for each in now if each.files and not each.stale])]
 
     def _steps(self, pending: Sequence[tuple[ToolUse, CallOutcome, str]], after: dict[str, BoundName]) -> list[Step]:
         """Return what calls came to, one after the other."""
@@ -206,7 +210,7 @@ class WorkspaceSession:
             return []
         steps: list[Step] = []
         for path in {*outcome.files_changed, *([first_path(call.input)] if call.name in WRITES else [])}:
-            there = relative(self._cwd, path)
+            there = artifact_path(self._cwd, path)
             if users := tuple(each.name for each in workspace if any(mark.path == there for mark in each.files)):
                 steps.append(InvalidateArtifacts(users, WRITTEN.format(path=there, tool=call.name, turn=self.turn)))
         if handle := handle_of(call.name, call.input):
@@ -216,7 +220,7 @@ class WorkspaceSession:
         whole = text_in(outcome.result)
         input = dict(call.input)
         if first_path(input):
-            input["path"] = relative(self._cwd, first_path(input))
+            input["path"] = artifact_path(self._cwd, first_path(input))
         found = artifact_of(call.name, input, whole, most=self._spec.max_summary_chars)
         if found is None:
             return steps

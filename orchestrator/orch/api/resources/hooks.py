@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 
 from orch_protocol.agent.config import Config
-from orch_worker.hooks.loader import declared
+from orch_worker.hooks.loader import configured_hooks
 
 from ...policy.hook_records import AUDIT_LOG, HookLine, hook_lines, hooks_spec, set_enabled
 from ...policy.root_hooks import RootHooks
@@ -27,7 +27,7 @@ class Hooks:
         imported.
         """
         configured = self._config.hooks
-        rows = [hook.row for hook in declared(configured.load, hooks_spec(configured).options)]
+        rows = [hook.row for hook in configured_hooks(configured.load, hooks_spec(configured).options)]
         return [*hook_lines(self._hooks.home, [*rows, *self._hooks.rows]), AUDIT_LOG]
 
     def enable(self, name: str) -> bool:

@@ -29,12 +29,12 @@ class Skills:
 
     def list(self, folder: str | Path | None = None) -> builtins.list[Found]:
         """Return the skills for agents in `folder` (None: the current one), with the reason for each disabled one."""
+        from ...resources.extensions import extension_specs
         from ...resources.extensions import find as find_extensions
-        from ...resources.extensions import specs
         from ...resources.skill_discovery import find
 
         place = Path(path_of("folder", folder) or ".").absolute()
-        extensions = specs(find_extensions(place, self._home, self._config.extensions.load), self._home)
+        extensions = extension_specs(find_extensions(place, self._home, self._config.extensions.load), self._home)
         return find(place, self._home, self._config.skills, extensions=extensions, own=self.registered())
 
     def register(self, skill: Skill | SkillProvider) -> tuple[str, ...]:

@@ -15,11 +15,11 @@ from orch_worker.conversation.tokens import PLAIN, CharsPerToken
 __all__ = [
     "FORMAT",
     "Format",
+    "apply_difference",
     "convert_message",
     "decode_message",
     "difference",
     "encode_message",
-    "restore",
     "role_of",
     "to_json_data",
     "with_note",
@@ -118,7 +118,7 @@ def encode_message(format: Format, raw: Any) -> tuple[Message, Any]:
 
 def decode_message(format: Format, message: Message, rest: Any) -> Any:
     """Return the raw message that `encode_message` took apart."""
-    return restore(format.write(message), rest)
+    return apply_difference(format.write(message), rest)
 
 
 def convert_message(format: Format, message: Message) -> list[Any]:
@@ -137,7 +137,7 @@ def convert_message(format: Format, message: Message) -> list[Any]:
 
 
 def difference(written: Any, raw: Any) -> Any:
-    """Return what turns `written` into `raw` (see `restore`), None when they are the same."""
+    """Return what turns `written` into `raw` (see `apply_difference`), None when they are the same."""
     if written is raw:
         return None
     if isinstance(raw, str) and written == [{"type": "text", "text": raw}]:
@@ -155,7 +155,7 @@ def difference(written: Any, raw: Any) -> Any:
     return None if type(written) is type(raw) and written == raw else {"=": raw}
 
 
-def restore(written: Any, change: Any) -> Any:
+def apply_difference(written: Any, change: Any) -> Any:
     """Return `written` with `change` (see `difference`) applied."""
     if change is None:
         return written
@@ -164,10 +164,10 @@ def restore(written: Any, change: Any) -> Any:
     if "t" in change:
         return written[0]["text"]
     if "l" in change:
-        return [restore(item, change["l"].get(str(place))) for place, item in enumerate(written)]
+        return [apply_difference(item, change["l"].get(str(place))) for place, item in enumerate(written)]
     gone, changed = change.get("d", ()), change.get("k", {})
-    kept = {key: restore(item, changed.get(key)) for key, item in written.items() if key not in gone}
-    return kept | {key: restore(None, each) for key, each in changed.items() if key not in written}
+    kept = {key: apply_difference(item, changed.get(key)) for key, item in written.items() if key not in gone}
+    return kept | {key: apply_difference(None, each) for key, each in changed.items() if key not in written}
 
 
 # --- Our own messages, as they are ---

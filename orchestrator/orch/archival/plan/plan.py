@@ -17,7 +17,7 @@ from orch_worker.conversation.turns import TurnSpan, groups_of, is_answered, is_
 from ...config.archival_profiles import Rules
 from .economics import Change, Gain, Prices, estimate_gain, expected_calls, summary_cost
 from .rollup import RecordSize, era_tokens, phase_budget, possible_merges
-from .triggers import decide, facts_of
+from .triggers import evaluate_trigger, facts_of
 
 __all__ = [
     "MIN_TOKENS_FOR_SUMMARY",
@@ -290,7 +290,7 @@ def _triggered(
         part = view.messages[turn.start : turn.stop]
         last = turn.stop == len(view.messages)
         facts = facts_of(part, estimator, stop_reason=view.stop_reason if last else None, depth=depth)
-        verdict = decide(facts, trigger)
+        verdict = evaluate_trigger(facts, trigger)
         if verdict.archive:
             found.append(ArchiveRange("turn", turn.start, turn.body, turn.stop, verdict.reason, view.summaries))
     return found

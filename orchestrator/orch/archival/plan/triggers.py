@@ -11,7 +11,7 @@ from orch_protocol.core.messages import Message, StopReason
 from orch_worker.conversation.tokens import TokenEstimator
 from orch_worker.conversation.turns import calls_of, is_unfinished
 
-__all__ = ["TriggerDecision", "TurnFacts", "decide", "facts_of"]
+__all__ = ["TriggerDecision", "TurnFacts", "evaluate_trigger", "facts_of"]
 
 
 class TurnFacts(Struct, frozen=True):
@@ -53,7 +53,7 @@ def facts_of(
     )
 
 
-def decide(facts: TurnFacts, trigger: TriggerConfig) -> TriggerDecision:
+def evaluate_trigger(facts: TurnFacts, trigger: TriggerConfig) -> TriggerDecision:
     """Return whether the turn is to be archived: a threshold reached (the limit itself counts), nothing in the way."""
     if not facts.messages:
         return TriggerDecision(False, "nothing happened")

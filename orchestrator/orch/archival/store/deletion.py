@@ -14,15 +14,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from orch_worker.session.log.lock import FolderLock
-from orch_worker.system.files import cannot, sync_folder
+from orch_worker.system.files import io_error, sync_folder
 from orch_worker.tools.python import namespace
 from orch_worker.tools.values.store import keep_only
 
-from .prune import Doomed, doomed, rewritten
+from .prune import Doomed, entries_to_delete, rewrite_session_file
 from .search import Search
 from .session_archives import SessionArchives
 
-__all__ = ["HOLDERS", "DeletionResult", "bytes_in", "delete", "remove_sessions", "session_bytes"]
+__all__ = ["HOLDERS", "DeletionResult", "bytes_in", "delete_archives", "remove_sessions", "session_bytes"]
 
 HOLDERS = "holders"
 """Where in an agent's folder its holders have theirs."""
@@ -40,7 +40,7 @@ class DeletionResult(Struct, frozen=True):
     turns: dict[str, str]
 
 
-def delete(ledger: SessionArchives, search: Search, before: str, when: str) -> DeletionResult:
+def delete_archives(ledger: SessionArchives, search: Search, before: str, when: str) -> DeletionResult:
     """Delete the archives made at `before` or earlier, at the time `when`. Both are ISO 8601.
 
     The agent and the holders of these archives have no process. Raises LockedError when one has, StoreError.
@@ -49,11 +49,11 @@ def delete(ledger: SessionArchives, search: Search, before: str, when: str) -> D
     lock = FolderLock.acquire(folder)
     try:
         ledger.catch_up()
-        going = doomed(ledger, before)
+        going = entries_to_delete(ledger, before)
         size = session_bytes(folder, [record.id for record in going.records])
         if going.due:
             search.forget()
-            handles = rewritten(ledger, going, when)
+            handles = rewrite_session_file(ledger, going, when)
             ledger.forget()
             ledger.catch_up()
             keep_only(folder, {handle.decode() for handle in handles})
@@ -65,7 +65,7 @@ def delete(ledger: SessionArchives, search: Search, before: str, when: str) -> D
         remove_sessions(folder / HOLDERS, dead)
         return DeletionResult(going, size, dead, dict(ledger.forgotten))
     except OSError as error:
-        raise cannot("delete archives in", folder, error) from error
+        raise io_error("delete archives in", folder, error) from error
     finally:
         lock.release()
 

@@ -34,17 +34,17 @@ from orch_protocol.session.entries import (
     TurnEndEntry,
     UpgradeEntry,
 )
-from orch_worker.conversation.stubs import holder_of, holders_in, marker, stub_text
-from orch_worker.session.log.append_log import scan
+from orch_worker.conversation.stubs import deletion_marker, holder_of, holders_in, stub_text
+from orch_worker.session.log.append_log import scan_lines
 from orch_worker.session.log.atomic_rewrite import LogRewrite, rewriting
-from orch_worker.session.log_reader import MESSAGES, digest, read_spans
+from orch_worker.session.log_reader import MESSAGES, read_spans, sha256_of
 from orch_worker.tools.values.store import HANDLE
 
 from ...tree.agents.agent_record import redacted_message, redacted_reply
 from .catalog import ArchiveRecord
 from .session_archives import SessionArchives
 
-__all__ = ["Doomed", "doomed", "rewritten"]
+__all__ = ["Doomed", "entries_to_delete", "rewrite_session_file"]
 
 TASKS: Final = b'{"type":"tasks"'
 TELLING: Final = frozenset({"answer", "receipt", "rest"})
@@ -91,7 +91,7 @@ class Doomed(Struct, frozen=True):
         return bool(self.records or self.lines or self.stale)
 
 
-def doomed(ledger: SessionArchives, before: str) -> Doomed:
+def entries_to_delete(ledger: SessionArchives, before: str) -> Doomed:
     """Return what goes with the archives that were made at `before` (ISO 8601) or earlier, and with their members.
 
     A message that the conversation still shows stays.
@@ -116,7 +116,7 @@ def doomed(ledger: SessionArchives, before: str) -> Doomed:
                     lines[offset] = len(line) + 1
                 offset += len(line) + 1
     stale = any(
-        (record.id not in told and record.record != marker(record.deleted))
+        (record.id not in told and record.record != deletion_marker(record.deleted))
         or (record.id not in briefed and bool(record.task))
         for record in deleted
     )
@@ -129,7 +129,7 @@ def _told(ledger: SessionArchives) -> set[str]:
     return ledger.stubs() - tasked
 
 
-def rewritten(ledger: SessionArchives, going: Doomed, when: str) -> set[bytes]:
+def rewrite_session_file(ledger: SessionArchives, going: Doomed, when: str) -> set[bytes]:
     """Write the session file anew, without what is `going`, at the time `when`. Return the handles it still names.
 
     It is in place, durably, when this returns; before that the old one is whole. For who has the folder's lock. Raises
@@ -197,7 +197,7 @@ class _Copy:
 
     def write(self) -> None:
         """Write all of the new file."""
-        for offset, line, sealed, _ in scan(self._file):
+        for offset, line, sealed, _ in scan_lines(self._file):
             self._before.append(offset)
             self._after.append(self._new.end)
             if sealed is not None:
@@ -274,7 +274,7 @@ class _Copy:
         if entry.custom_type != WORKSPACE:
             return None
         # Imported when there is one: most sessions have none.
-        from orch_worker.workspace.state import without
+        from orch_worker.workspace.state import remove_artifacts
 
         try:
             said = msgspec.convert(entry.data, WorkspaceSteps)
@@ -284,7 +284,7 @@ class _Copy:
             self._not_at_hand.update(step.artifact.name for step in said.steps if isinstance(step, KeepArtifact))
             left = WorkspaceSteps(said.query, deleted=said.deleted or self._when)
         else:
-            left = msgspec.structs.replace(said, steps=without(said.steps, self._not_at_hand))
+            left = msgspec.structs.replace(said, steps=remove_artifacts(said.steps, self._not_at_hand))
         return msgspec.structs.replace(entry, data=msgspec.to_builtins(left)) if left != said else None
 
     def _acted(self, entry: Custom) -> Custom | None:
@@ -304,7 +304,7 @@ class _Copy:
         # The task stays: the agent has it as long as there is one.
         task = entry.details.get("task") if entry.writer and isinstance(entry.details, dict) else None
         left = {"task": task} if task else None
-        return msgspec.structs.replace(entry, summary=marker(when), details=left, deleted=when)
+        return msgspec.structs.replace(entry, summary=deletion_marker(when), details=left, deleted=when)
 
     def _upgrade(self, object: bytes, _: int) -> UpgradeEntry | None:
         entry = _upgrade.decode(object)
@@ -323,8 +323,8 @@ class _Copy:
             return collapse  # it was never carried out: these are no lines
         hash = collapse.sha256
         # What was not what had been archived does not become it now.
-        if hash and digest([self._old(span) for span in collapse.spans]) == hash:
-            hash = digest(self._new.read(spans))
+        if hash and sha256_of([self._old(span) for span in collapse.spans]) == hash:
+            hash = sha256_of(self._new.read(spans))
         parts = {"spans": [list(span) for span in spans], "own": [list(span) for span in own], "sha256": hash}
         record = collapse.record | {key: value for key, value in parts.items() if value}
         return msgspec.structs.replace(collapse, spans=spans, sha256=hash, record=record)
@@ -347,7 +347,9 @@ class _Copy:
         task = collapse.task if holder in self._briefed else ""
         record: dict[str, Any] = {**collapse.record, "task": task}
         if untold:
-            record = {key: value for key, value in record.items() if key not in TELLING} | {"record": marker(when)}
+            record = {key: value for key, value in record.items() if key not in TELLING} | {
+                "record": deletion_marker(when)
+            }
         return msgspec.structs.replace(collapse, task=task, messages=messages, record=record)
 
     def _blocks(self, blocks: Iterable[Block], *, silent: bool) -> tuple[Block, ...]:
@@ -362,7 +364,7 @@ class _Copy:
         return tuple(found)
 
     def _stub(self, holder: str) -> str:
-        return stub_text(self._kinds[holder], holder, marker(self._deleted[holder]))
+        return stub_text(self._kinds[holder], holder, deletion_marker(self._deleted[holder]))
 
     def _old(self, span: Span) -> bytes:
         offset, length = span

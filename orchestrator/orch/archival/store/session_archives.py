@@ -32,10 +32,10 @@ from orch_protocol.session.entries import (
     TurnEndEntry,
     UpgradeEntry,
 )
-from orch_worker.context.holder_query import said
-from orch_worker.conversation.stubs import holders_in, is_brief, marker, stub_text, stubs_in
+from orch_worker.context.holder_query import entry_message
+from orch_worker.conversation.stubs import deletion_marker, holders_in, is_brief, stub_text, stubs_in
 from orch_worker.session.entry_tree import EntryTree
-from orch_worker.session.log.record_format import ChecksumChain, unseal
+from orch_worker.session.log.record_format import ChecksumChain, unseal_line
 from orch_worker.session.log_reader import MESSAGES, entries_in, lines_in, messages_in, read_spans
 from orch_worker.session.transcript import NAME
 from orch_worker.session.visible_messages import VisibleMessages
@@ -176,7 +176,7 @@ class SessionArchives(SearchableCatalog):
         waiting: list[tuple[int, int, bytes | None]] = []
         for line in file:
             start, end = end, end + len(line)
-            sealed = unseal(line[:-1]) if line.endswith(b"\n") else None
+            sealed = unseal_line(line[:-1]) if line.endswith(b"\n") else None
             good, _ = chain.take(line[:-1], sealed)
             waiting.append((start, end, sealed.object if good and sealed is not None else None))
             if good and sealed is not None and not sealed.more:
@@ -210,7 +210,7 @@ class SessionArchives(SearchableCatalog):
 
     def lines(self, id: str) -> list[bytes]:
         parts = read_spans(self.path, self.records[id].own)
-        sealed = (unseal(line) for part in parts for line in part.split(b"\n") if line.startswith(MESSAGES))
+        sealed = (unseal_line(line) for part in parts for line in part.split(b"\n") if line.startswith(MESSAGES))
         return [line.object if line else b"" for line in sealed]
 
     def containing(self, wanted: bytes) -> Iterator[ArchiveRecord]:
@@ -335,11 +335,11 @@ class SessionArchives(SearchableCatalog):
 
     def shown(self, record: ArchiveRecord) -> tuple[Message, ...]:
         """Return what the holder of an era is shown: the records of its members, and the messages between them."""
-        parts = [(held.offset, [said(held)]) for held in entries_in(self.path, record.own)]
+        parts = [(held.offset, [entry_message(held)]) for held in entries_in(self.path, record.own)]
         for id in record.members:
             member = self.records[id]
             stub = stub_text(member.kind, id, member.record, member.answer)
-            parts.append((member.spans[0][0], [user(member.task or marker(member.deleted)), assistant(stub)]))
+            parts.append((member.spans[0][0], [user(member.task or deletion_marker(member.deleted)), assistant(stub)]))
         return tuple(message for _, messages in sorted(parts, key=itemgetter(0)) for message in messages)
 
 

@@ -25,7 +25,7 @@ from orch_protocol.core.text import scrub
 from orch_protocol.session.entries import Custom, MessageEntry, SessionHeader
 from orch_worker.session.log.append_log import AppendLog, load
 from orch_worker.session.log.lock import FolderLock
-from orch_worker.session.log.record_format import unseal
+from orch_worker.session.log.record_format import unseal_line
 
 from .catalog import ArchiveRecord, SearchableCatalog, StoredMessage
 from .index import message_text
@@ -142,7 +142,7 @@ class ArchiveStore(SearchableCatalog):
         try:
             with open(path, "rb") as file:
                 file.seek(record.offset)
-                sealed = [unseal(file.readline().rstrip(b"\n")) for _ in range(record.count)]
+                sealed = [unseal_line(file.readline().rstrip(b"\n")) for _ in range(record.count)]
         except OSError as error:
             raise StoreError(f"cannot read archive {id} in {path}: {error.strerror}") from error
         return [line.object if line else b"" for line in sealed]

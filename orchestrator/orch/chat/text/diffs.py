@@ -11,7 +11,7 @@ from orch_worker.system.files import regular_open_regular
 
 from .styled_text import Piece
 
-__all__ = ["MOST_LINES", "changes", "coloured", "read"]
+__all__ = ["MOST_LINES", "diff_line_style", "diff_lines", "read"]
 
 MOST_LINES: Final = 400
 MOST_BYTES: Final = 2_000_000
@@ -29,7 +29,7 @@ def read(path: str) -> str | None:
         return None
 
 
-def changes(tool: str, input: Mapping[str, Any], path: str, read: Read = read) -> list[list[Piece]]:
+def diff_lines(tool: str, input: Mapping[str, Any], path: str, read: Read = read) -> list[list[Piece]]:
     """Return the lines of the diff of a call of `tool` that changes the file `path`, none when it changes no file.
 
     Of more than MOST_LINES the rest is counted. Where the file cannot be read, it is told so by the diff being of the
@@ -48,11 +48,11 @@ def changes(tool: str, input: Mapping[str, Any], path: str, read: Read = read) -
         return []
     lines = list(_diff(path, before, after))
     left = len(lines) - MOST_LINES
-    shown = [[(coloured(line), line)] for line in lines[:MOST_LINES]]
+    shown = [[(diff_line_style(line), line)] for line in lines[:MOST_LINES]]
     return [*shown, [("note", f"… {left:,} more lines of the diff")]] if left > 0 else shown
 
 
-def coloured(line: str) -> str:
+def diff_line_style(line: str) -> str:
     """Return the style of a line of a diff."""
     if line.startswith(("+++", "---")):
         return "strong"

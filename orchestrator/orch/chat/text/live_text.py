@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .markdown import Markdown, Plain
-from .styled_text import Piece, cells, cleaned
+from .styled_text import Piece, display_width, escape_control_characters
 
 __all__ = ["LiveText"]
 
@@ -36,18 +36,18 @@ class LiveText:
 
     def text(self, text: str) -> None:
         """Add what the agent says, which may begin, go on with, and end lines."""
-        *lines, self._said = (self._said + cleaned(text)).split("\n")
+        *lines, self._said = (self._said + escape_control_characters(text)).split("\n")
         for line in lines:
             self._lines += self._form.line(line, self._width) if len(line) <= LONGEST else [[("", line)]]
 
     def note(self, text: str, style: str = "note") -> None:
         """Add lines of their own."""
-        self._lines += [[(style, line)] if line else [] for line in cleaned(text).split("\n")]
+        self._lines += [[(style, line)] if line else [] for line in escape_control_characters(text).split("\n")]
 
     def pieces(self, lines: Iterable[Iterable[Piece]]) -> None:
         """Add lines that are styled already."""
         for line in lines:
-            self._lines.append([(style, cleaned(text).replace("\n", "\\n")) for style, text in line])
+            self._lines.append([(style, escape_control_characters(text).replace("\n", "\\n")) for style, text in line])
 
     def close(self) -> None:
         """Let the next text begin a line."""
@@ -80,4 +80,4 @@ class LiveText:
         return self._form.partial(self._said, self._width) if self._said else []
 
     def _rows(self, line: list[Piece]) -> int:
-        return max(1, -(-sum(cells(text) for _, text in line) // self._width))
+        return max(1, -(-sum(display_width(text) for _, text in line) // self._width))

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from .diffs import coloured
-from .styled_text import TAB, Piece, cells, fitting, joined, wrapped
+from .diffs import diff_line_style
+from .styled_text import TAB, Piece, display_width, join_neighbors, prefix_of_width, wrap
 
-__all__ = ["Markdown", "Plain", "balanced", "inline", "is_ruler", "styled", "table"]
+__all__ = ["Markdown", "Plain", "combine_styles", "is_balanced", "is_ruler", "render_inline", "render_table"]
 
 
 # --- Emphasis, code and links within a line of Markdown ---
@@ -22,17 +22,17 @@ LINK: Final = re.compile(r"!?\[(?P<label>[^\[\]]+)\]\((?P<to>(?:[^()\s]|\([^()\s
 STYLES: Final = {"*": "em", "**": "strong", "***": "strong,em", "~~": "strike"}
 
 
-def inline(text: str, style: str = "") -> list[Piece]:
+def render_inline(text: str, style: str = "") -> list[Piece]:
     """Return `text` without its markup, in the styles that this stands for, on top of `style`."""
-    return joined(_Span(text, style, DEEPEST).pieces())
+    return join_neighbors(_Span(text, style, DEEPEST).pieces())
 
 
-def styled(outer: str, inner: str) -> str:
+def combine_styles(outer: str, inner: str) -> str:
     """Return both styles as one."""
     return f"{outer},{inner}" if outer and inner else outer or inner
 
 
-def balanced(text: str) -> bool:
+def is_balanced(text: str) -> bool:
     """Say whether no emphasis and no code is open at the end of `text`, as far as counting tells."""
     return all(text.count(mark) % 2 == 0 for mark in ("`", "**", "~~")) and text.count("[") == text.count("]")
 
@@ -77,7 +77,7 @@ class _Span:
         for found in RUNS["`"].finditer(self._text, begin):
             if found[0] == mark:
                 code = self._text[begin : found.start()]
-                return [(styled(self._style, "code"), _bare(code))], found.end()
+                return [(combine_styles(self._style, "code"), _bare(code))], found.end()
         self._vain.add(mark)
         return [], 0
 
@@ -88,7 +88,7 @@ class _Span:
         label, to = found["label"], found["to"]
         pieces = self._within(label, "link")
         if to not in (label, f"mailto:{label}"):
-            pieces.append((styled(self._style, "note"), f" ({to})"))
+            pieces.append((combine_styles(self._style, "note"), f" ({to})"))
         return pieces, found.end()
 
     def _emphasis(self, mark: str, at: int) -> tuple[list[Piece], int]:
@@ -113,7 +113,7 @@ class _Span:
         return 0
 
     def _within(self, text: str, style: str) -> list[Piece]:
-        return list(_Span(text, styled(self._style, style), self._deep - 1).pieces())
+        return list(_Span(text, combine_styles(self._style, style), self._deep - 1).pieces())
 
 
 def _is_word(character: str) -> bool:
@@ -139,12 +139,12 @@ def is_ruler(line: str) -> bool:
     return "-" in line and TABLE_RULER.match(line.strip()) is not None
 
 
-def table(lines: Sequence[str], width: int) -> list[list[Piece]]:
+def render_table(lines: Sequence[str], width: int) -> list[list[Piece]]:
     """Return the table that `lines` are, its head and ruler first, within `width` columns."""
     sides = [_side(cell) for cell in _cells(lines[1])]
     count = len(sides)
     rows = [
-        [inline(cell, "strong" if not n else "") for cell in _fitted(_cells(line), count)]
+        [render_inline(cell, "strong" if not n else "") for cell in _fitted(_cells(line), count)]
         for n, line in enumerate([lines[0], *lines[2:]])
     ]
     widths = _widths(
@@ -174,7 +174,7 @@ def _side(cell: str) -> str:
 
 
 def _room(cell: Sequence[Piece]) -> int:
-    return sum(cells(text) for _, text in cell)
+    return sum(display_width(text) for _, text in cell)
 
 
 def _widths(wanted: list[int], room: int) -> list[int] | None:
@@ -190,7 +190,7 @@ def _widths(wanted: list[int], room: int) -> list[int] | None:
 
 
 def _row(row: Sequence[list[Piece]], widths: Sequence[int], sides: Sequence[str]) -> list[list[Piece]]:
-    columns = [wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+    columns = [wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
     lines = []
     for number in range(max(map(len, columns))):
         line: list[Piece] = []
@@ -200,7 +200,7 @@ def _row(row: Sequence[list[Piece]], widths: Sequence[int], sides: Sequence[str]
             before = left if side == "right" else left // 2 if side == "middle" else 0
             line += [("note", BETWEEN)] if column else []
             line += [("", " " * before), *said, ("", " " * (left - before))]
-        lines.append(joined(line))
+        lines.append(join_neighbors(line))
     return lines
 
 
@@ -210,7 +210,7 @@ def _listed(rows: Sequence[Sequence[list[Piece]]], width: int) -> list[list[Piec
     for row in rows[1:]:
         found += [[]] if found else []
         for head, cell in zip(rows[0], row, strict=True):
-            found += wrapped([*head, ("strong", ":"), ("", " "), *cell], width, hang="  ")
+            found += wrap([*head, ("strong", ":"), ("", " "), *cell], width, hang="  ")
     return found
 
 
@@ -305,7 +305,7 @@ class Markdown:
         if self._is_row(text):
             return [[("", text)]]
         if len(text) > LONG:
-            return wrapped([("", text[-LONG:])], width)
+            return wrap([("", text[-LONG:])], width)
         return _shown(text, width, self._hang)
 
     def head(self, text: str, width: int) -> tuple[Lines, str]:
@@ -317,7 +317,7 @@ class Markdown:
             return [[(_code_style(self._language, text), text[:at])]], text[at:]
         most = _place(text, width * PART)
         places = (found.start() for found in re.finditer(r" ", text[: most + 1]))
-        at = max((place for place in places if place and balanced(text[:place])), default=most)
+        at = max((place for place in places if place and is_balanced(text[:place])), default=most)
         hang = _hang(text[:LONG])[: width // 2] if self._hang is None else self._hang
         rows = [*self._table(width), *_shown(text[:at], width, self._hang)]
         self._hang = hang
@@ -340,7 +340,7 @@ class Markdown:
         rows, self._rows = self._rows, []
         if len(rows) < 2 or not is_ruler(rows[1]):
             return [line for row in rows for line in _shown(row, width)]
-        return table(rows, width)
+        return render_table(rows, width)
 
     def _code(self, text: str) -> Lines:
         bare = text.strip()
@@ -353,21 +353,21 @@ class Markdown:
 def _shown(text: str, width: int, hang: str | None = None) -> Lines:
     """Return a line that is neither of code nor of a table; with `hang` it is the rest of one, and stands behind it."""
     if hang is not None:
-        return wrapped(inline(text), width, [("", hang)], hang)
+        return wrap(render_inline(text), width, [("", hang)], hang)
     if (found := HEADING.match(text)) is not None:
         style = "heading" if len(found["marks"]) < 3 else "strong"
-        return wrapped(inline(found["text"].rstrip().rstrip("#").rstrip() or found["text"], style), width)
+        return wrap(render_inline(found["text"].rstrip().rstrip("#").rstrip() or found["text"], style), width)
     if RULE.match(text):
         return [[("note", "─" * min(width, LONGEST_RULE))]]
     if (found := QUOTE.match(text)) is not None:
         bar = _bar(found["marks"])
-        rows = wrapped(inline(found["text"], "quote"), max(1, width - len(bar)))
+        rows = wrap(render_inline(found["text"], "quote"), max(1, width - len(bar)))
         return [[("note", bar), *row] for row in rows]
     if (found := ITEM.match(text)) is not None:
         first = _before(found)
-        return wrapped(inline(found["text"]), width, [("", first)], " " * cells(first))
+        return wrap(render_inline(found["text"]), width, [("", first)], " " * display_width(first))
     lead = text[: len(text) - len(text.lstrip())]
-    return wrapped(inline(text[len(lead) :]), width, [("", lead)], lead)
+    return wrap(render_inline(text[len(lead) :]), width, [("", lead)], lead)
 
 
 def _before(found: re.Match[str]) -> str:
@@ -385,19 +385,19 @@ def _bar(marks: str) -> str:
 def _hang(text: str) -> str:
     """Return what the rows of the line `text` after its first stand behind."""
     if (found := ITEM.match(text)) is not None:
-        return " " * cells(_before(found))
+        return " " * display_width(_before(found))
     if (quote := QUOTE.match(text)) is not None:
         return _bar(quote["marks"])
     return text[: len(text) - len(text.lstrip())]
 
 
 def _code_style(language: str, text: str) -> str:
-    return coloured(text) if language == "diff" else "code"
+    return diff_line_style(text) if language == "diff" else "code"
 
 
 def _place(text: str, width: int, *, words: bool = True) -> int:
     """Return how many characters of `text` have room in `width` columns, up to a space where there is one."""
-    at = max(1, len(fitting(text, width)))
+    at = max(1, len(prefix_of_width(text, width)))
     if at == len(text):
         return at
     space = text.rfind(" ", 1, at + 1) if words else -1

@@ -9,7 +9,16 @@ from typing import Final, TypeAlias
 
 from ...render import terminal
 
-__all__ = ["TAB", "Piece", "cells", "cleaned", "cut", "fitting", "joined", "wrapped"]
+__all__ = [
+    "TAB",
+    "Piece",
+    "display_width",
+    "escape_control_characters",
+    "join_neighbors",
+    "prefix_of_width",
+    "truncate",
+    "wrap",
+]
 
 Piece: TypeAlias = tuple[str, str]
 """A style and a text. Styles: "" for what the agent says, and `call error task note you ask add del hunk strong em code
@@ -18,12 +27,12 @@ TAB: Final = 4
 ATOM: Final = re.compile(r"\s+|\S+")
 
 
-def cleaned(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Return `text` as a terminal may have it: control characters written out, line ends as one character."""
     return terminal.safe(text.replace("\r\n", "\n"))
 
 
-def cells(text: str) -> int:
+def display_width(text: str) -> int:
     """Return how many columns `text` takes."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
@@ -35,19 +44,19 @@ def _columns(character: str) -> int:
     return get_cwidth(character)
 
 
-def cut(pieces: Iterable[Piece], width: int) -> list[Piece]:
+def truncate(pieces: Iterable[Piece], width: int) -> list[Piece]:
     """Return what of `pieces` fits into `width` columns, and an ellipsis where something does not."""
     left, found = width, []
     for style, text in pieces:
-        if (taken := cells(text)) > left:
-            found.append((style, fitting(text, max(0, left - 1)) + "…" * (left > 0)))
+        if (taken := display_width(text)) > left:
+            found.append((style, prefix_of_width(text, max(0, left - 1)) + "…" * (left > 0)))
             break
         found.append((style, text))
         left -= taken
     return found
 
 
-def joined(pieces: Iterable[Piece]) -> list[Piece]:
+def join_neighbors(pieces: Iterable[Piece]) -> list[Piece]:
     """Return `pieces` with neighbours of one style as one, and none that is empty."""
     found: list[Piece] = []
     for style, text in pieces:
@@ -58,15 +67,15 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
     return found
 
 
-def wrapped(pieces: Iterable[Piece], width: int, first: Sequence[Piece] = (), hang: str = "") -> list[list[Piece]]:
+def wrap(pieces: Iterable[Piece], width: int, first: Sequence[Piece] = (), hang: str = "") -> list[list[Piece]]:
     """Return `pieces` in rows of `width` columns, broken at spaces where there are any: the first behind `first`, the
     others behind `hang`, neither of which is broken."""
     hang = hang[: max(0, width // 2)]
     rows: list[list[Piece]] = []
-    row, used = list(first), sum(cells(text) for _, text in first)
+    row, used = list(first), sum(display_width(text) for _, text in first)
     empty = True
     for style, atom in _atoms(pieces):
-        taken = cells(atom)
+        taken = display_width(atom)
         if atom.isspace():
             if not empty or not rows:
                 row.append((style, atom))
@@ -74,14 +83,14 @@ def wrapped(pieces: Iterable[Piece], width: int, first: Sequence[Piece] = (), ha
             continue
         while used + taken > width:
             room = width - used
-            head = fitting(atom, room) if empty and room > 0 else ""
+            head = prefix_of_width(atom, room) if empty and room > 0 else ""
             if empty and not head:  # not even one character has room: it is written all the same
                 head = atom[:1]
             row.append((style, head))
             atom = atom[len(head) :]
-            taken -= cells(head)
+            taken -= display_width(head)
             rows.append(_ended(row))
-            row, used, empty = [("", hang)], cells(hang), True
+            row, used, empty = [("", hang)], display_width(hang), True
             if not atom:
                 break
         if atom:
@@ -96,7 +105,7 @@ def _ended(row: list[Piece]) -> list[Piece]:
     end = len(row)
     while end and not row[end - 1][1].rstrip():
         end -= 1
-    return joined([*row[: end - 1], (row[end - 1][0], row[end - 1][1].rstrip())] if end else [])
+    return join_neighbors([*row[: end - 1], (row[end - 1][0], row[end - 1][1].rstrip())] if end else [])
 
 
 def _atoms(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -104,7 +113,7 @@ def _atoms(pieces: Iterable[Piece]) -> Iterator[Piece]:
     for style, text in pieces:
         for found in ATOM.finditer(text):
             atom = found[0]
-            if atom.isascii() or cells(atom) == len(atom):
+            if atom.isascii() or display_width(atom) == len(atom):
                 yield style, atom
             else:
                 yield from (
@@ -112,7 +121,7 @@ def _atoms(pieces: Iterable[Piece]) -> Iterator[Piece]:
                 )
 
 
-def fitting(text: str, width: int) -> str:
+def prefix_of_width(text: str, width: int) -> str:
     """Return the beginning of `text` that fits into `width` columns."""
     if text[: width + 1].isascii():
         return text[:width]

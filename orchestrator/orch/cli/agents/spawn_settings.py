@@ -34,7 +34,7 @@ def settings_not_in_effect(loaded: config.Loaded) -> dict[str, Any]:
 
     Empty when none is running, which is not started for this. Raises Failure.
     """
-    values = config.flat(loaded.config)
+    values = config.flatten(loaded.config)
     mine = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}  # as in JSON
     theirs: dict[str, Any] = (daemon_status() or {}).get("settings", {})
     return {key: value for key, value in theirs.items() if key in mine and mine[key] != value}
@@ -79,7 +79,7 @@ def spawn_settings(cwd: str, arguments: Namespace) -> tuple[dict[str, Any], str 
     if other := [key for key in config.ROOT_WIDE if loaded.sources[key].startswith(mine)]:
         print(f"orch: {mine}: the daemon, which serves every folder, does not heed {', '.join(other)}", file=sys.stderr)
     if theirs := {key: value for key, value in settings_not_in_effect(loaded).items() if key not in other}:
-        values = config.flat(loaded.config)
+        values = config.flatten(loaded.config)
         said = ", ".join(f"{key} = {to_json(value)} (not {to_json(values[key])})" for key, value in theirs.items())
         print(f"orch: the daemon was started with {said}: orch daemon stop, and the next one heeds it", file=sys.stderr)
     subagents, says = loaded.config.subagents, None

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from orch_worker.hooks.builtin.cost_tracker import FILE
-from orch_worker.hooks.builtin.usage_log import DailyUsage, UsageLog, added
+from orch_worker.hooks.builtin.usage_log import DailyUsage, UsageLog, add_usage
 
 from ...config import config, paths
 from ...policy.hook_records import EVIDENCE
@@ -43,7 +43,7 @@ def _page(days: dict[str, DailyUsage]) -> str:
     total = DailyUsage()
     rows = [MODELS]
     for day, sums in days.items():
-        total = added(total, sums)
+        total = add_usage(total, sums)
         for name, model in sorted(sums.models.items(), key=lambda each: -each[1].usage.cost_usd):
             took = model.usage
             counts = (model.requests, took.input_tokens, took.output_tokens, took.cache_read_tokens)

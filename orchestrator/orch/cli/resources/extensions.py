@@ -17,7 +17,7 @@ from ...client.failure import CommandError
 from ...config import config, paths
 from ...render import terminal
 from ...render.resources.extensions import described, page, table
-from ...resources.extensions import FOLDER, FoundExtension, disable, enable, find, specs, trust, untrust
+from ...resources.extensions import FOLDER, FoundExtension, disable, enable, extension_specs, find, trust, untrust
 from .. import command
 from ..command import CliCommand, CommandGroup
 
@@ -54,7 +54,7 @@ def _there(folder: Path) -> list[FoundExtension]:
 def _row(found: FoundExtension, home: Path) -> dict[str, Any]:
     """Return what there is to say of an extension: one that is on is loaded, and brings what it registers."""
     row = described(found)
-    for spec in specs([found], home):
+    for spec in extension_specs([found], home):
         try:
             brought = load(spec)
         except ConfigError as error:

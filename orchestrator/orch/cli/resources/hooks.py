@@ -14,7 +14,7 @@ import msgspec
 
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.stages import HookRow
-from orch_worker.hooks.loader import declared, read_switches
+from orch_worker.hooks.loader import configured_hooks, read_switches
 
 from ...client.connection import replace_invalid_utf8
 from ...client.failure import CommandError
@@ -147,7 +147,7 @@ def _known(folder: Path) -> list[HookLine]:
     options = hooks_spec(loaded.config.hooks).options
     for name in loaded.config.hooks.load:
         try:
-            rows += (hook.row for hook in declared([name], options))
+            rows += (hook.row for hook in configured_hooks([name], options))
         except ConfigError as error:
             print(f"orch: {error}", file=sys.stderr)
     return [*hook_lines(paths.home(os.environ), rows), AUDIT_LOG]

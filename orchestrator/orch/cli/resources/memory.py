@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from orch_protocol.resources.memory import MemorySpec
-from orch_worker.memory.notes import MemoryStore, relevant
+from orch_worker.memory.notes import MemoryStore, rank_notes
 
 from ...client.connection import replace_invalid_utf8
 from ...config import paths
@@ -38,7 +38,7 @@ def _list_arguments(parser: ArgumentParser) -> None:
 def _list(arguments: Namespace) -> int:
     notes = _opened(arguments)[0].notes()
     if arguments.about is not None:
-        notes = relevant(notes, replace_invalid_utf8(arguments.about))
+        notes = rank_notes(notes, replace_invalid_utf8(arguments.about))
     command.print_result(arguments, data(notes), table(notes) if notes else "")
     if not notes and not arguments.json:
         print("orch: nothing is noted about this folder; memory.enabled lets agents do so", file=sys.stderr)

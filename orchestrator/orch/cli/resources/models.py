@@ -16,7 +16,7 @@ from orch_worker.backends.models import ModelCatalog
 
 from ...client.connection import replace_invalid_utf8
 from ...config import paths
-from ...config.models import about, listed
+from ...config.models import list_entries, model_entry
 from ...render.resources.models import data, page, table
 from .. import command
 from ..command import CliCommand
@@ -34,7 +34,7 @@ def _models(arguments: Namespace) -> int:
         row = _look_up(known, replace_invalid_utf8(arguments.name), keys)
         command.print_result(arguments, data(row), page(row))
         return 0
-    rows = list(listed(known, keys))
+    rows = list(list_entries(known, keys))
     command.print_result(arguments, list(map(data, rows)), table(rows))
     return 0
 
@@ -46,14 +46,14 @@ def _look_up(known: ModelCatalog, name: str, keys: Container[str]) -> ModelRow:
         model = spec.model or known.provider(spec.provider).default
         if not model:
             raise ConfigError(f"which model of {spec.provider}? Write {spec.provider}:MODEL")
-        return about(known, spec.provider, model, keys)
+        return model_entry(known, spec.provider, model, keys)
     found = {provider: known.listed_as(provider, name) or "" for provider in known.providers}
     provider = max(found, key=lambda each: len(found[each]))
     if not found[provider]:
         raise ConfigError(
             f"no listed model begins {name!r}: to say whose it is, write PROVIDER:MODEL, with one of {', '.join(found)}"
         )
-    return about(known, provider, name, keys)
+    return model_entry(known, provider, name, keys)
 
 
 VERBS = {

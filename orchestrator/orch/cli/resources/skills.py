@@ -20,10 +20,10 @@ from ...client.connection import Connection, replace_invalid_utf8
 from ...client.failure import CommandError
 from ...config import config, paths
 from ...render import terminal
+from ...resources.extensions import extension_specs
 from ...resources.extensions import find as find_extensions
-from ...resources.extensions import specs
 from ...resources.skill_discovery import FOLDER, Found, find, trust, untrust
-from ...resources.skill_install import installed
+from ...resources.skill_install import installed_from
 from .. import command
 from ..command import CliCommand, CommandGroup
 
@@ -222,7 +222,7 @@ def _there(arguments: Namespace) -> list[Found]:
         print(f"orch: {note}", file=sys.stderr)
     if not loaded.config.skills.enabled:
         print("orch: skills.enabled is false: no agent has any of them", file=sys.stderr)
-    extensions = specs(find_extensions(folder, home, loaded.config.extensions.load), home)
+    extensions = extension_specs(find_extensions(folder, home, loaded.config.extensions.load), home)
     return find(folder, home, loaded.config.skills, extensions=extensions)
 
 
@@ -242,7 +242,7 @@ def _list(arguments: Namespace) -> int:
 
 def _row(found: Found) -> dict[str, Any]:
     skill = found.skill
-    row = installed(Path(found.path), paths.home(os.environ)) if found.path else None
+    row = installed_from(Path(found.path), paths.home(os.environ)) if found.path else None
     whence = (
         msgspec.to_builtins(row) | {"changed": skill is None or skill.hash != row.hash} if row is not None else None
     )

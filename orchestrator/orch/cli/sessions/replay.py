@@ -36,7 +36,7 @@ TITLED: Final = 3
 
 def _replay(arguments: Namespace) -> int:
     names = _names(arguments.policy)
-    picture = plot.checked(arguments.plot) if arguments.plot is not None else None
+    picture = plot.check_picture_path(arguments.plot) if arguments.plot is not None else None
     files = [Path(name) for name in arguments.files]
     recordings = [recording for file in files for recording in read_recordings(file)]
     terms = _terms(arguments)

@@ -168,7 +168,7 @@ def _config(arguments: Namespace) -> int:
     loaded = config.load(folder, os.environ)
     for note in loaded.notes:
         print(f"orch: {note}", file=sys.stderr)
-    values = config.flat(loaded.config)
+    values = config.flatten(loaded.config)
     try:
         theirs = settings_not_in_effect(loaded)
     except CommandError as failure:  # what is configured can be told all the same

@@ -80,11 +80,11 @@ def _any(home: Path, folder: Path) -> bool:
 
 
 def _look(root: Supervisor, request: Spawn, rules: SkillsConfig, folder: Path) -> Sequence[Found]:
+    from ...resources.extensions import extension_specs
     from ...resources.extensions import find as find_extensions
-    from ...resources.extensions import specs
     from ...resources.skill_discovery import find
 
     home = root.hooks.home
-    extensions = specs(find_extensions(folder, home, root.config.extensions.load), home)
+    extensions = extension_specs(find_extensions(folder, home, root.config.extensions.load), home)
     shelves = root.projects.shelves()
     return find(folder, home, rules, extensions=extensions, own=request.own_skills, shelves=shelves)

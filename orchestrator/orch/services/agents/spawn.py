@@ -34,16 +34,16 @@ from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.backends.registry import template_for
 from orch_worker.backends.thinking import check_level, level_of
 from orch_worker.memory.notes import folder_of, make_memory
-from orch_worker.sandbox.probe import machine
+from orch_worker.sandbox.probe import available_levels
 from orch_worker.system.threads import ASIDE
-from orch_worker.tools.dispatch.presets import DESK, NOTES, RECALL, resolve
+from orch_worker.tools.dispatch.presets import DESK, NOTES, RECALL, granted_tools
 
 from ...config.archival_profiles import rules_of
 from ...policy import sandbox as sandboxing
 from ...policy.budget_rules import check_budget
 from ...policy.caller import USER, Caller
 from ...policy.hook_records import EVIDENCE, hooks_spec, switches_file
-from ...resources.extensions import find, specs
+from ...resources.extensions import extension_specs, find
 from ...tree.journal import events
 from ...tree.journal.events import BOOT_SECONDS
 from ..archives.recall import archives_of, find_agent_or_holder
@@ -152,7 +152,9 @@ def _sandbox(request: Spawn, preset: str, parent: AgentSpec | None, config: Sand
         spec = sandboxing.stricter(spec, sandboxing.configured_sandbox(config, preset))
     if parent is not None:
         spec = sandboxing.stricter(spec, parent.sandbox)
-    return sandboxing.available_sandbox(spec, request.tools or (), machine, require=config.require or rules.require)
+    return sandboxing.available_sandbox(
+        spec, request.tools or (), available_levels, require=config.require or rules.require
+    )
 
 
 def describe(
@@ -336,7 +338,7 @@ def _extensions(
     if parent is not None:
         there = tuple(replace(each, tools=_named(each.tools, request.tools)) for each in parent.extensions)
         return tuple(replace(each, tools=tuple(name for name in each.tools if name in parent.active)) for each in there)
-    return specs(find(folder, home, config.extensions.load), home, request.tools)
+    return extension_specs(find(folder, home, config.extensions.load), home, request.tools)
 
 
 def _named(tools: tuple[str, ...], names: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -348,14 +350,14 @@ def _tools(
 ) -> tuple[str, tuple[str, ...]]:
     if request.tools is not None:
         theirs = {name for extension in extensions for name in extension.tools}
-        return "", resolve(None, [name for name in request.tools if name not in theirs])
+        return "", granted_tools(None, [name for name in request.tools if name not in theirs])
     if request.preset is not None:
-        return request.preset, resolve(request.preset, None)
+        return request.preset, granted_tools(request.preset, None)
     if config.subagents.default_tools is not None:
-        preset, tools = "", resolve(None, config.subagents.default_tools)
+        preset, tools = "", granted_tools(None, config.subagents.default_tools)
     else:
         preset = config.subagents.default_preset
-        tools = resolve(preset, None)
+        tools = granted_tools(preset, None)
     # Nobody asked for these by name, so what the parent cannot grant is left out rather than refused.
     return preset, tuple(tool for tool in tools if parent is None or tool in parent.active)
 

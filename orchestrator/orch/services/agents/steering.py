@@ -14,7 +14,7 @@ from orch_protocol.core.messages import Usage
 from orch_protocol.core.text import scrub
 from orch_protocol.services.requests import CANCEL_TURN, REVOKE_TOOLS, AgentRow, CancelTurn, RevokeAgentTools
 from orch_protocol.services.steering_queue import STEER, AgentSteered, SteerAgent
-from orch_worker.tools.dispatch.presets import CATEGORIES, resolve
+from orch_worker.tools.dispatch.presets import CATEGORIES, granted_tools
 
 from ...policy.caller import Caller
 from ...supervisor.recovery.crash_recovery import recover_query
@@ -66,7 +66,7 @@ def _kept(spec: AgentSpec, names: Sequence[str]) -> tuple[str, ...]:
             f"agent {spec.name!r} may not use {', '.join(map(repr, wider))}, and narrowing never widens; it may use "
             f"{', '.join(spec.active) or 'no tools'}"
         )
-    return (*named, *resolve(None, categories))
+    return (*named, *granted_tools(None, categories))
 
 
 async def _heard(root: Supervisor, node: AgentRecord) -> None:

@@ -12,7 +12,7 @@ from orch_protocol.services.models import FIND_MODEL, LIST_MODELS
 from orch_worker.backends.cost_estimate import check_priced
 from orch_worker.backends.registry import is_remote
 
-from ...config.models import permits
+from ...config.models import matches_any
 from ...policy.caller import Caller
 from ..dispatch.handlers import handles
 
@@ -44,7 +44,7 @@ async def find_model(root: Supervisor, caller: Caller, params: FindModel) -> Bac
     else:
         if _is_out_of_bounds(root, caller, found):
             raise ConfigError(f"{said!r} is not on this machine, and this conversation is for local models alone")
-        if permits(root.config.subagents.chat_models, f"{found.provider}:{found.model}"):
+        if matches_any(root.config.subagents.chat_models, f"{found.provider}:{found.model}"):
             if "usd" in root.budgets.kinds_for(caller.agent_id):
                 check_priced(found)
             return found

@@ -64,12 +64,12 @@ async def _exported(root: Supervisor, node: AgentRecord, name: str) -> ValueInfo
 
 def _without_process(spec: AgentSpec, name: str) -> ValueInfo:
     from orch_worker.tools.api.base import ToolContext
-    from orch_worker.tools.python.export import stored  # where a value is asked for: few roots are
+    from orch_worker.tools.python.export import stored_value  # where a value is asked for: few roots are
     from orch_worker.tools.values.store import SPELLING
 
     context = ToolContext(Path(spec.cwd), agent_id=spec.id, folder=Path(spec.folder))
     if SPELLING.fullmatch(name.strip()):
-        return stored(context, name)
+        return stored_value(context, name)
     raise NoValueError(
         f"agent {spec.name!r} ({spec.id}) has no process now, and what its code had bound went with it: let the agent "
         f"make {name!r} anew; what is under handles is there"

@@ -57,7 +57,7 @@ def _tells(node: AgentRecord) -> bool:
 
 
 def _without_process(spec: AgentSpec, children: list[LiveSubagent], hooked: bool) -> PromptShown:
-    from orch_worker.prompt.current_prompt import standing
+    from orch_worker.prompt.current_prompt import prompt_of_session
     from orch_worker.session.transcript import read_session
 
     session = read_session(Path(spec.folder))
@@ -65,4 +65,4 @@ def _without_process(spec: AgentSpec, children: list[LiveSubagent], hooked: bool
     if spec.archival is not None:
         holders = [LiveSubagent(id, f"Archive: {task}") for id, task in session.view.holders()]
         block = live_block(holders, spec.archival.block_entries, children)
-    return standing(spec, session, block, hooked=hooked)
+    return prompt_of_session(spec, session, block, hooked=hooked)

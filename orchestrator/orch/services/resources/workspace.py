@@ -68,24 +68,27 @@ def _read(spec: AgentSpec) -> tuple[Workspace, int]:
 
 
 def _shown(spec: AgentSpec, about: str | None, running: bool) -> WorkspaceShown:
-    from orch_worker.workspace.python_cells import unbound
-    from orch_worker.workspace.ranking import digest, ranked
-    from orch_worker.workspace.source_files import changed
+    from orch_worker.workspace.python_cells import invalidate_unbound
+    from orch_worker.workspace.ranking import count_line, rank_artifacts
+    from orch_worker.workspace.source_files import changed_artifacts
 
     there, turns = _read(spec)
-    for step in (*(() if running else unbound(there, {}, 0)), *changed(Path(spec.cwd), list(there))):
+    for step in (
+        *(() if running else invalidate_unbound(there, {}, 0)),
+        *changed_artifacts(Path(spec.cwd), list(there)),
+    ):
         there.apply(step)
     if about is not None:
-        rows = ranked(there, about, turns + 1)
+        rows = rank_artifacts(there, about, turns + 1)
     else:
         rows = sorted(there, key=lambda each: (-each.used, -each.turn))
-    said = digest(there) if rows else ""
+    said = count_line(there) if rows else ""
     return WorkspaceShown(spec.id, turns, tuple(rows), said, spec.workspace is not None)
 
 
 def _resolved(spec: AgentSpec, params: ChangeWorkspace) -> tuple[tuple[Step, ...], WorkspaceChanged]:
     """Return the steps that do what was asked for, and the full names of what they are about."""
-    from orch_worker.workspace.state import pruned
+    from orch_worker.workspace.state import artifacts_to_prune
 
     if not (params.pin or params.unpin or params.drop or params.prune):
         raise ConfigError("nothing to do: name what to pin, unpin or drop, or ask for pruning")
@@ -98,7 +101,7 @@ def _resolved(spec: AgentSpec, params: ChangeWorkspace) -> tuple[tuple[Step, ...
         bounds = {"turns": params.turns or rules.prune_turns, "bytes": params.bytes or rules.prune_bytes}
         for step in steps:
             there.apply(step)
-        old = pruned(there, turns, **bounds, count=rules.prune_count)
+        old = artifacts_to_prune(there, turns, **bounds, count=rules.prune_count)
         steps += old
         drops = (*drops, *(name for step in old for name in step.names))
     return tuple(steps), WorkspaceChanged(spec.id, pins, unpins, drops)
@@ -106,11 +109,11 @@ def _resolved(spec: AgentSpec, params: ChangeWorkspace) -> tuple[tuple[Step, ...
 
 def _found(there: Workspace, names: Iterable[str]) -> tuple[str, ...]:
     """Return the full names of what `names` mean. Raises EntryNotFoundError, AmbiguousRefError."""
-    from orch_worker.workspace.state import named
+    from orch_worker.workspace.state import resolve_names
 
     found = []
     for name in names:
-        meant = named(there, name)
+        meant = resolve_names(there, name)
         if not meant:
             raise EntryNotFoundError(f"there is no {name[:80]!r} in it; `orch workspace list` shows what there is")
         if len(meant) > 1:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orch_protocol.core.errors import OrchError
-from orch_worker.system.files import cannot
+from orch_worker.system.files import io_error
 
 from ...archival.store.deletion import remove_sessions
 from ...tree.journal.entries import ContentDeleted
@@ -40,4 +40,4 @@ def _removed(folder: Path, log: Path) -> None:
         remove_sessions(folder.parent, [folder.name])
         log.unlink(missing_ok=True)
     except OSError as error:
-        raise cannot("remove", folder, error) from error
+        raise io_error("remove", folder, error) from error

@@ -19,7 +19,7 @@ from orch_worker.agent.model_selection import model_of
 from orch_worker.backends.cost_estimate import check_priced
 from orch_worker.session.session_index import read_session_index
 from orch_worker.session.transcript import NAME
-from orch_worker.system.files import cannot
+from orch_worker.system.files import io_error
 from orch_worker.tools.python import namespace
 from orch_worker.tools.values.store import take_along
 
@@ -102,7 +102,7 @@ def _belongings(folder: Path, copy: Path) -> None:
     try:
         take_along(folder, copy, (copy / NAME).read_bytes())
     except OSError as error:
-        raise cannot("copy what is kept for", copy, error) from error
+        raise io_error("copy what is kept for", copy, error) from error
     namespace.remember(folder, copy)
 
 

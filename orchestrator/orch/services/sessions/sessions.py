@@ -38,7 +38,7 @@ from orch_protocol.session.tree import (
 )
 from orch_protocol.wire.worker_messages import BranchSummarized, SummarizeBranch
 from orch_worker.agent.model_selection import model_of
-from orch_worker.context.branch_summary import extracted, left_behind
+from orch_worker.context.branch_summary import extract_branch_summary, left_behind
 from orch_worker.context.summarizer import writer_of
 from orch_worker.session.session_index import read_prompt, read_session_index
 from orch_worker.session.transcript import Transcript, read_session
@@ -199,7 +199,7 @@ async def _summed(root: Supervisor, node: AgentRecord, to: str | None) -> Branch
 
 
 def _extracted(folder: Path, to: str | None) -> BranchSummarized:
-    return BranchSummarized(extracted(left_behind(read_session(folder), to)).text)
+    return BranchSummarized(extract_branch_summary(left_behind(read_session(folder), to)).text)
 
 
 def _kept(folder: Path, kind: str | None) -> list[SessionMetadata]:

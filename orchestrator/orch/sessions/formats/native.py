@@ -6,7 +6,7 @@ import msgspec
 
 from orch_protocol.core.archives import Span
 from orch_protocol.session.entries import SESSION_VERSION, Entry, MessageEntry, SessionHeader, SessionInfo
-from orch_worker.session.log.record_format import ChecksumChain, unseal
+from orch_worker.session.log.record_format import ChecksumChain, unseal_line
 from orch_worker.session.log_reader import KNOWN
 
 from .conversation import DECODE_ERRORS, ImportedSession, Kept, Reading, Told, fitting
@@ -21,7 +21,7 @@ _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
 def is_ours(line: bytes) -> bool:
     """Whether the first line of a file is that of a session file of ours."""
-    return line.startswith(b'{"type":"session"') and unseal(line) is not None
+    return line.startswith(b'{"type":"session"') and unseal_line(line) is not None
 
 
 def read_own(data: bytes, reading: Reading) -> ImportedSession:
@@ -32,7 +32,7 @@ def read_own(data: bytes, reading: Reading) -> ImportedSession:
     found: list[tuple[int, Told, Span]] = []
     whole = offset = 0
     for place, (number, line) in enumerate(lines):
-        sealed = unseal(line)
+        sealed = unseal_line(line)
         good, remark = chain.take(line, sealed)
         span = (offset, len(line) + 1)
         offset += len(line) + 1

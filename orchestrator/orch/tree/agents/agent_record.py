@@ -20,7 +20,7 @@ from orch_protocol.core.taint import without_sources as taint_bare
 from orch_protocol.policy.policy import EXIT_PLAN
 from orch_protocol.services.requests import Status
 from orch_protocol.session.entries import TranscriptPosition
-from orch_worker.conversation.stubs import marker
+from orch_worker.conversation.stubs import deletion_marker
 
 from ..journal.entries import ContentDeleted, CredentialsRecord, QueryStarted, SteeringQueued
 
@@ -61,12 +61,12 @@ def session_deleted_error(name: str, id: str, when: str) -> SessionDeletedError:
 
 def redacted_message(message: Message, when: str) -> Message:
     """Return `message` without what it said."""
-    return Message(message.role, (Text(marker(when)),))
+    return Message(message.role, (Text(deletion_marker(when)),))
 
 
 def redacted_reply(reply: Reply, when: str) -> Reply:
     """Return `reply` without what it said."""
-    return msgspec.structs.replace(reply, text=marker(when), files_changed=(), marks=taint_bare(reply.marks))
+    return msgspec.structs.replace(reply, text=deletion_marker(when), files_changed=(), marks=taint_bare(reply.marks))
 
 
 # --- For how long there was work ---
@@ -245,7 +245,7 @@ def mark_archive_deleted(holder: AgentRecord, when: str) -> None:
     holder.transcript = None
     holder.earlier.clear()
     holder.unheard.clear()
-    holder.spec = msgspec.structs.replace(holder.spec, task=marker(when), source=None)
+    holder.spec = msgspec.structs.replace(holder.spec, task=deletion_marker(when), source=None)
 
 
 def erase_session(node: AgentRecord, when: str) -> None:
@@ -261,7 +261,7 @@ def erase_session(node: AgentRecord, when: str) -> None:
 def redacted_spec(spec: AgentSpec, when: str) -> AgentSpec:
     """Return `spec` without what it says of what the agent was for, and what its model and tools were given."""
     backend = BackendSpec(spec.backend.provider, spec.backend.model)
-    return msgspec.structs.replace(spec, task=marker(when), history=(), env={}, backend=backend, born=None)
+    return msgspec.structs.replace(spec, task=deletion_marker(when), history=(), env={}, backend=backend, born=None)
 
 
 def in_plan_mode(spec: AgentSpec, plan: str) -> AgentSpec:

@@ -10,7 +10,7 @@ from typing import Final
 from orch_protocol.agent.spec import Durability
 from orch_protocol.core.errors import StoreError
 from orch_protocol.wire.frames import DECODE_ERRORS
-from orch_worker.session.log.append_log import AppendLog, scan
+from orch_worker.session.log.append_log import AppendLog, scan_lines
 from orch_worker.session.log.atomic_rewrite import LogRewrite, rewriting
 from orch_worker.session.log.record_format import UncheckedLine
 
@@ -166,7 +166,7 @@ class Journal:
         """
         self.sync()
         with open(self.log.path, "rb") as file:
-            lines = list(scan(file))
+            lines = list(scan_lines(file))
         entries = {at: it for at, (_, _, line, _) in enumerate(lines) if line and (it := decode_entry(line.object))}
         changed = dict(zip(entries, change(list(entries.values())), strict=True))
         if all(changed[place] is entry for place, entry in entries.items()):
@@ -195,5 +195,5 @@ def read_entries(path: Path) -> list[Entry]:
     Raises OSError.
     """
     with open(path, "rb") as file:
-        sealed = [each for _, _, each, _ in scan(file) if each is not None]
+        sealed = [each for _, _, each, _ in scan_lines(file) if each is not None]
     return [entry for each in sealed[1:] if (entry := decode_entry(each.object)) is not None]

@@ -8,7 +8,7 @@ import msgspec
 
 from orch_protocol.agent.spec import AgentSpec, BackendSpec
 from orch_protocol.core.errors import AgentBusyError, error_info
-from orch_worker.conversation.stubs import marker
+from orch_worker.conversation.stubs import deletion_marker
 
 from ..agents.agent_record import (
     AgentRecord,
@@ -156,7 +156,7 @@ class _Redaction:
     def _query(self, asked: QueryStarted) -> QueryStarted:
         """Return the query without its prompt if it is over, and without its head if what it said was deleted."""
         when = self._when(asked.id, asked.query_id)
-        head = marker(when) if when else asked.head
+        head = deletion_marker(when) if when else asked.head
         prompt = "" if when or asked.query_id in self._over else asked.prompt
         same = (head, prompt) == (asked.head, asked.prompt)
         return asked if same else msgspec.structs.replace(asked, head=head, prompt=prompt)
@@ -185,7 +185,7 @@ class _Redaction:
 
     def _spec(self, spec: AgentSpec) -> AgentSpec:
         if (when := self._holders.get(spec.id)) is not None:
-            return msgspec.structs.replace(spec, task=marker(when), source=None)
+            return msgspec.structs.replace(spec, task=deletion_marker(when), source=None)
         if (when := self._sessions.get(spec.id)) is not None:
             return redacted_spec(spec, when)
         return msgspec.structs.replace(spec, source=None) if spec.id in self._moved else spec

@@ -13,7 +13,7 @@ from orch.archival.adapters import format_named
 from orch.archival.plan.economics import Change, Prices, estimate_gain, expected_calls, summary_cost
 from orch.archival.plan.plan import ConversationView, next_era, next_phases, turns_to_archive
 from orch.archival.plan.rollup import FAN_OUT, RecordMerge, RecordSize, era_tokens, preferred_merge
-from orch.archival.plan.triggers import TurnFacts, decide
+from orch.archival.plan.triggers import TurnFacts, evaluate_trigger
 from orch.config.archival_profiles import rules_of
 from orch_protocol.agent.config import ArchivalConfig, Profile, TriggerConfig
 from orch_protocol.core.errors import ConfigError
@@ -98,10 +98,10 @@ def test_rules_never_raise(messages: list[Message], profile: Profile, summaries:
 )
 def test_trigger_always_gives_a_reason(facts: TurnFacts, trigger: TriggerConfig) -> None:
     """Any facts get a verdict with a reason; at the cap, as a holder or unfinished it is always no."""
-    verdict = decide(facts, trigger)
+    verdict = evaluate_trigger(facts, trigger)
     assert verdict.reason
     assert not (verdict.archive and (facts.unfinished or facts.depth >= trigger.depth_cap))
-    assert not decide(TurnFacts(3, tool_calls=99, holder=True), trigger).archive
+    assert not evaluate_trigger(TurnFacts(3, tool_calls=99, holder=True), trigger).archive
 
 
 @given(st.builds(Change, *[st.integers(-100, 10**7)] * 7), st.integers(-5, 10**6))

@@ -11,7 +11,7 @@ import pytest
 from agent_history import DELETED, Life, call, result, steps
 from orch.archival.store import deletion
 from orch.archival.store.index import NAME as INDEX
-from orch.archival.store.prune import doomed
+from orch.archival.store.prune import entries_to_delete
 from orch.tree.agents.agent_record import redacted_message
 from orch_protocol.core.errors import ArchiveDeletedError, LockedError
 from orch_protocol.core.messages import Usage, assistant, text_of, user
@@ -21,7 +21,7 @@ from orch_protocol.session.entries import Custom, PhaseEntry
 from orch_worker.context.compaction_summary import CompactionDigest, details_of, on_record
 from orch_worker.session.log.append_log import load
 from orch_worker.session.log.lock import FolderLock
-from orch_worker.session.plan import made
+from orch_worker.session.plan import new_tasks
 from orch_worker.session.transcript import Transcript
 from orchestrator.archival.store.prune_samples import EVER, MARK, NEVER, file, later, session
 
@@ -207,7 +207,7 @@ def test_members_go_with_what_they_are_in(long: Life) -> None:
     era = next(record for record in ledger.records.values() if record.kind == "era")
     for record in ledger.records.values():
         ledger.keep(msgspec.structs.replace(record, timestamp="2000" if record is era else "2030"))
-    assert {record.id for record in doomed(ledger, "2001").records} >= {era.id, *era.members}
+    assert {record.id for record in entries_to_delete(ledger, "2001").records} >= {era.id, *era.members}
 
 
 def test_a_prompt_goes_when_it_is_shown_no_more(long: Life) -> None:
@@ -313,16 +313,16 @@ def test_tasks_of_long_ago_go_and_those_in_force_stay(life: Life) -> None:
     for name in ("first", "second"):
         life.begin("what now?")
         life.say(*steps(1))
-        life.transcript.tasks(made([f"{name} needle"]), f"q{life.queries}")
+        life.transcript.tasks(new_tasks([f"{name} needle"]), f"q{life.queries}")
         life.say(assistant("so"))
         life.end()
         life.archive()
     life.prune(EVER)
     assert "first needle" not in file(life)
-    assert life.transcript.session.tasks == made(["second needle"])
-    life.transcript.tasks(made(["third"]), "")
+    assert life.transcript.session.tasks == new_tasks(["second needle"])
+    life.transcript.tasks(new_tasks(["third"]), "")
     life.prune(EVER)
-    assert life.transcript.session.tasks == made(["third"])
+    assert life.transcript.session.tasks == new_tasks(["third"])
     life.check()
 
 

@@ -16,7 +16,7 @@ from orch.archival.store.session_archives import SessionArchives
 from orch_protocol.core.errors import DamagedError, StoreError
 from orch_protocol.core.messages import Message, assistant, text_of, user
 from orch_protocol.session.entries import CompactionEntry
-from orch_worker.context.holder_query import testimony as shown_of
+from orch_worker.context.holder_query import archived_text as shown_of
 from orch_worker.session.log.append_log import AppendLog
 from orch_worker.session.transcript import read_session
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch.chat.text.live_text import LiveText
-from orch.chat.text.styled_text import cleaned, cut
+from orch.chat.text.styled_text import escape_control_characters, truncate
 
 HOSTILE = ["\x1b[2J", "\x1b]0;t\x07", "\x9b31m", "\x9d0;t\x9c", "\u202e", "\u2066", "\r", "\x08", "\x00", "\x7f"]
 
@@ -33,7 +33,7 @@ def test_text_in_pieces_is_the_text(pieces: list[str]) -> None:
         sheet.text(piece)
     sheet.close()
     shown = "\n".join("".join(text for _, text in line) for line in sheet.take())
-    assert shown.rstrip("\n") == "".join(map(cleaned, pieces)).rstrip("\n")
+    assert shown.rstrip("\n") == "".join(map(escape_control_characters, pieces)).rstrip("\n")
 
 
 def test_a_line_is_live_until_it_ends() -> None:
@@ -63,7 +63,7 @@ def test_a_long_line_scrolls_away_row_by_row() -> None:
 
 def test_a_line_of_pieces_is_cut_where_the_terminal_ends() -> None:
     """What does not fit is left out, which is seen."""
-    assert cut([("a", "12345"), ("b", "678")], 8) == [("a", "12345"), ("b", "678")]
-    assert cut([("a", "12345"), ("b", "678")], 7) == [("a", "12345"), ("b", "6…")]
-    assert cut([("a", "12345"), ("b", "678")], 5) == [("a", "12345"), ("b", "")]
-    assert cut([("a", "日本語")], 5) == [("a", "日本…")]
+    assert truncate([("a", "12345"), ("b", "678")], 8) == [("a", "12345"), ("b", "678")]
+    assert truncate([("a", "12345"), ("b", "678")], 7) == [("a", "12345"), ("b", "6…")]
+    assert truncate([("a", "12345"), ("b", "678")], 5) == [("a", "12345"), ("b", "")]
+    assert truncate([("a", "日本語")], 5) == [("a", "日本…")]

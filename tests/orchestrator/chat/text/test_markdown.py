@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from orch.chat.text import styled_text
 from orch.chat.text.live_text import LiveText
-from orch.chat.text.markdown import Markdown, inline
-from orch.chat.text.styled_text import Piece, cells
+from orch.chat.text.markdown import Markdown, render_inline
+from orch.chat.text.styled_text import Piece, display_width
 
 ANSWER = """\
 # Pumps
@@ -88,7 +88,7 @@ def test_it_is_the_same_however_it_comes(sizes: list[int], shows: int) -> None:
         left = left[size:]
         if number % (shows + 1) == 0:
             sheet.scroll(6)
-            assert all(sum(cells(text) for _, text in line) <= 60 for line in sheet.live)
+            assert all(sum(display_width(text) for _, text in line) <= 60 for line in sheet.live)
             taken += sheet.take()
     sheet.text(left)
     sheet.over()
@@ -159,10 +159,10 @@ def test_a_table_has_the_room_there_is() -> None:
         "valve │ opens when",
         "      │ it is told",
         "      │ to",
-    ] or all(cells(line) <= 20 for line in plain(lines(text, 20)))
+    ] or all(display_width(line) <= 20 for line in plain(lines(text, 20)))
     narrow = plain(lines(text, 8))
     assert narrow[0].startswith("name:")
-    assert all(cells(line) <= 8 for line in narrow)
+    assert all(display_width(line) <= 8 for line in narrow)
     assert plain(lines("| a | b |\nno table\n")) == ["| a | b |", "no table"]
 
 
@@ -181,7 +181,7 @@ def test_a_table_has_the_room_there_is() -> None:
 )
 def test_markers_without_a_partner_stay(text: str, said: str) -> None:
     """And what is escaped, or inside a word, is no marker."""
-    assert "".join(each for _, each in inline(text)) == said
+    assert "".join(each for _, each in render_inline(text)) == said
 
 
 def test_a_line_without_end_is_no_paragraph() -> None:
@@ -202,7 +202,7 @@ def test_a_quote_within_many_leaves_room_for_what_it_says() -> None:
     """Each of its rows stands behind a few bars, and not behind as many as there are marks."""
     for text in (">" * 50_000 + " said", "> " * 300 + "said"):
         shown = lines(text)
-        assert max(sum(cells(said) for _, said in line) for line in shown) <= 80
+        assert max(sum(display_width(said) for _, said in line) for line in shown) <= 80
         assert "said" in "".join(plain(shown))
 
 

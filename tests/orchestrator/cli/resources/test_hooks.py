@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from orch.cli import run
-from orch.policy.hook_records import hook_lines, read_totals, record, set_enabled
+from orch.policy.hook_records import add_hook_totals, hook_lines, read_totals, set_enabled
 from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.events import ToolCall, ToolReturn
 from orch_protocol.hooks.options import HookOptions
 from orch_protocol.hooks.patches import Block
 from orch_protocol.hooks.stages import HookRow, HookTally
-from orch_worker.hooks.loader import declared
+from orch_worker.hooks.loader import configured_hooks
 
 Captured = pytest.CaptureFixture[str]
 
@@ -50,7 +50,7 @@ def data(capsys: Captured, *argv: str) -> Any:
 
 def test_what_is_configured_and_what_was_heard_of(home: Path, capsys: Captured) -> None:
     """Each hook is a row with its stages, kind, priority, whether it is on, where it is from, time and errors."""
-    record(home, [HookTally(FAR, calls=4, seconds=0.002, errors=1, last_error="failed: ValueError: x")])
+    add_hook_totals(home, [HookTally(FAR, calls=4, seconds=0.002, errors=1, last_error="failed: ValueError: x")])
     rows = data(capsys, "list")
     assert [row["name"] for row in rows] == ["house.redact", "watch", "far", "audit_log"]
     first, _, far, _ = rows
@@ -76,7 +76,7 @@ class TestInit:
         assert said == {"file": f"{home}/house_hooks.py", "configured": True}
         rows = {row["name"]: row["stages"] for row in data(capsys, "list")}
         assert list(rows) == [*(f"house_hooks.{name}" for name in ("no_force_push", "shorten", "count")), "audit_log"]
-        guard, short, _ = declared([said["file"]], HookOptions())
+        guard, short, _ = configured_hooks([said["file"]], HookOptions())
         push = ToolCall(id="1", name="bash", input={"command": "git push --force"})
         assert isinstance(guard(push, None), Block)
         assert guard(ToolCall(id="1", name="bash", input={"command": "ls"}), None) is None
@@ -123,7 +123,7 @@ def test_the_audit_log_is_never_off(home: Path, capsys: Captured) -> None:
         set_enabled(home, "audit_log", enabled=False)
     assert not (home / "hooks.json").exists()
     with pytest.raises(ConfigError, match=r"take it out, and read it with orch session audit"):
-        declared(["audit_log"], HookOptions())
+        configured_hooks(["audit_log"], HookOptions())
 
 
 def test_a_name_that_is_none(capsys: Captured) -> None:
@@ -168,8 +168,8 @@ class TestRecords:
 
     def test_figures_add_up_over_processes(self, tmp_path: Path) -> None:
         """Calls, time and errors are those of all turns; the last error is the last there was."""
-        record(tmp_path, [HookTally(FAR, 1, 0.1, 1, 1, "old")], now=1.0)
-        record(tmp_path, [HookTally(FAR, 3, 0.3)], now=2.0)
+        add_hook_totals(tmp_path, [HookTally(FAR, 1, 0.1, 1, 1, "old")], now=1.0)
+        add_hook_totals(tmp_path, [HookTally(FAR, 3, 0.3)], now=2.0)
         assert read_totals(tmp_path)["far"].tally == HookTally(FAR, 4, 0.4, 1, 1, "old")
         assert hook_lines(tmp_path, [])[0].mean_ms == 100.0
 
@@ -179,12 +179,12 @@ class TestRecords:
 
         for number in range(3):
             names = [replace(FAR, name=f"h{number}-{each}") for each in range(100)]
-            record(tmp_path, [HookTally(row) for row in names], now=float(number))
+            add_hook_totals(tmp_path, [HookTally(row) for row in names], now=float(number))
         assert len(read_totals(tmp_path)) == 200
         assert not any(name.startswith("h0-") for name in read_totals(tmp_path))
 
     def test_a_damaged_file_counts_as_nothing(self, tmp_path: Path) -> None:
         """Figures that cannot be read begin anew."""
         (tmp_path / "hook-stats.json").write_text("{")
-        record(tmp_path, [HookTally(FAR, 1, 0.1)])
+        add_hook_totals(tmp_path, [HookTally(FAR, 1, 0.1)])
         assert read_totals(tmp_path)["far"].tally.calls == 1

@@ -240,7 +240,7 @@ def test_how_denied_paths_hold_is_told(
     home: Path, monkeypatch: pytest.MonkeyPatch, why: str, config: str, level: str, said: str
 ) -> None:
     """Without namespaces a warning; a failure where they are required."""
-    monkeypatch.setattr(doctor, "missing", lambda: why)
+    monkeypatch.setattr(doctor, "unavailable_reason", lambda: why)
     home.mkdir()
     (home / "config.toml").write_text(config)
     finding = doctor.denied_paths()
@@ -250,7 +250,7 @@ def test_how_denied_paths_hold_is_told(
 
 def test_the_sandbox_is_told_in_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At what level tools run, what the machine has, why not more; less than wanted warns, less than required fails."""
-    monkeypatch.setattr(doctor, "machine", lambda: AvailableLevels({"L3": "bubblewrap is not installed"}))
+    monkeypatch.setattr(doctor, "available_levels", lambda: AvailableLevels({"L3": "bubblewrap is not installed"}))
     words = "this machine has up to L2 (files by Landlock, no network, no signals to others); no L3: bubblewrap is not"
     level, detail = doctor.sandbox()
     assert (level, detail.startswith("tools run at L0 (a session,"), words in detail) == ("ok", True, True)

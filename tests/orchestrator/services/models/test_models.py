@@ -9,7 +9,7 @@ import pytest
 
 from orch import Config, SubagentsConfig
 from orch.config import models
-from orch.config.models import Catalog, permits
+from orch.config.models import Catalog, matches_any
 from orch.policy.caller import AgentCaller
 from orch.services import call
 from orch_protocol.agent.models import FindModel, ListModels, Price
@@ -84,7 +84,7 @@ async def test_models_that_are_named_are_there_too() -> None:
 )
 def test_patterns(patterns: Sequence[str] | None, model: str, may: bool) -> None:
     """A pattern is a whole name, with `*` for anything; what is no model is never one to ask."""
-    assert permits(patterns, model) is may
+    assert matches_any(patterns, model) is may
 
 
 def world(tmp_path: Path, patterns: tuple[str, ...] | None = None, model: str | None = None) -> World:

@@ -16,7 +16,7 @@ from orch_protocol.core.prompts import PromptConfig, PromptPart, PromptRules, Pr
 from orch_protocol.hooks.events import ProviderRequest
 from orch_protocol.services.requests import Spawn
 from orch_worker.prompt import builder
-from orch_worker.prompt.working_folder import branch_of, said
+from orch_worker.prompt.working_folder import branch_of, folder_text
 from orchestrator.root_double import World, opened
 from virtual_clock import virtual
 
@@ -84,9 +84,9 @@ async def test_the_day_and_the_workspace(tmp_path: Path, monkeypatch: pytest.Mon
     async with opened(tmp_path / "home", config=config(time=True, workspace=True)) as world:
         seen = Seen(world)
         agent = await world.scripted(write, "done", "again", tools=["write_file"], cwd=folder)
-        monkeypatch.setattr(builder, "today", lambda: "2026-05-01")
+        monkeypatch.setattr(builder, "current_day", lambda: "2026-05-01")
         await agent.query("go")
-        monkeypatch.setattr(builder, "today", lambda: "2026-05-02")
+        monkeypatch.setattr(builder, "current_day", lambda: "2026-05-02")
         await agent.query("go on")
     one, _, three = seen.tails()
     assert one == f"Today is 2026-05-01.\n\n# Workspace\n\nFolder: {folder}\nBranch: feature/zebras"
@@ -185,7 +185,7 @@ class TestWorkspace:
 
     def test_the_last_files_and_no_line_of_their_own(self) -> None:
         """Of many files the latest are named; a name cannot begin a line."""
-        text = said("/w", "", [f"f{number}" for number in range(30)] + ["a\nb"])
+        text = folder_text("/w", "", [f"f{number}" for number in range(30)] + ["a\nb"])
         assert "f29, a?b, and 11 before these" in text
         assert len(text.splitlines()) == 4
 
@@ -226,11 +226,11 @@ class TestShown:
     @virtual
     async def test_what_is_new_and_what_is_gone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A day later the day is another; tools that were taken are a part that was not there."""
-        monkeypatch.setattr(builder, "today", lambda: "2026-05-01")
+        monkeypatch.setattr(builder, "current_day", lambda: "2026-05-01")
         async with opened(tmp_path, config=config(time=True)) as world:
             agent = await world.scripted("one", tools=["tasks", "read_file"])
             await agent.query("go")
-            monkeypatch.setattr(builder, "today", lambda: "2026-05-02")
+            monkeypatch.setattr(builder, "current_day", lambda: "2026-05-02")
             await agent.revoke_tools(keep=["tasks"])
             await agent.ping()
             shown = await shown_of(agent)

@@ -11,7 +11,7 @@ import pytest
 from agent_history import EAGER, Life, steps
 from orch import AsyncSubagent, ScriptedBackend
 from orch_protocol.core.messages import text_of
-from orch_worker.context.branch_summary import extracted, left_behind
+from orch_worker.context.branch_summary import extract_branch_summary, left_behind
 from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import read_session
 from orchestrator.root_double import World, opened
@@ -99,8 +99,8 @@ def test_what_stays_is_not_told_of(tmp_path: Path) -> None:
     assert "ask 3" in texts
     assert "ask 1" not in texts
     assert len(left_behind(session, None)) == len(session.view.items)
-    told = extracted(left_behind(session, ids[1])).text
+    told = extract_branch_summary(left_behind(session, ids[1])).text
     assert "Asked: ask 3" in told
     assert "Calls that were made" in told
-    assert extracted([]).text == ""
+    assert extract_branch_summary([]).text == ""
     life.close()

@@ -13,8 +13,8 @@ from orch_protocol.core.errors import ConfigError
 from orch_protocol.hooks.events import ToolCall
 from orch_protocol.hooks.options import ContentSafety, HookOptions, LoopDetection, ModelRouter
 from orch_protocol.hooks.patches import Block
-from orch_worker.hooks.builtin.content_safety import BASE62, KINDS, redacted
-from orch_worker.hooks.loader import BUILTIN, declared
+from orch_worker.hooks.builtin.content_safety import BASE62, KINDS, redact_text
+from orch_worker.hooks.loader import BUILTIN, configured_hooks
 
 
 def github_token(body: str = "a" * 30) -> str:
@@ -52,8 +52,8 @@ class TestContentSafety:
     @pytest.mark.parametrize("kind", KINDS)
     def test_each_kind_is_found_in_text(self, kind: str) -> None:
         """Each kind is replaced by its name; what stands around it stays."""
-        assert redacted(f"x={SECRETS[kind]}\nnext") == f"x=[redacted: {kind}]\nnext"
-        assert redacted(SECRETS[kind], ()) == SECRETS[kind]
+        assert redact_text(f"x={SECRETS[kind]}\nnext") == f"x=[redacted: {kind}]\nnext"
+        assert redact_text(SECRETS[kind], ()) == SECRETS[kind]
 
     @pytest.mark.parametrize(
         "text",
@@ -74,16 +74,16 @@ class TestContentSafety:
     )
     def test_what_only_looks_so_stays(self, text: str) -> None:
         """Numbers, versions, addresses, checksums and wrong check digits are left as they are."""
-        assert redacted(text) == text
+        assert redact_text(text) == text
 
     def test_only_the_kinds_that_are_asked_for(self) -> None:
         """A configuration names the kinds; one that does not exist is refused."""
         options = HookOptions(content_safety=ContentSafety(("card",)))
         text = f"{SECRETS['card']} {SECRETS['aws_key']}"
-        patch = call(declared(["content_safety"], options)[0], returned(text=text))
+        patch = call(configured_hooks(["content_safety"], options)[0], returned(text=text))
         assert patch.text == f"[redacted: card] {SECRETS['aws_key']}"
         with pytest.raises(ConfigError, match="there is no 'cards'"):
-            declared(["content_safety"], HookOptions(content_safety=ContentSafety(("cards",))))
+            configured_hooks(["content_safety"], HookOptions(content_safety=ContentSafety(("cards",))))
 
     def test_a_million_characters_are_soon_looked_through(self) -> None:
         """No text makes it slow: numbers, letters, dashes and beginnings of keys are gone through once."""
@@ -91,7 +91,7 @@ class TestContentSafety:
 
         for unit in ("1234 5678-", "eyJ", "-----BEGIN PRIVATE KEY-----", "DE89 3704 ", "sk-", "4539148803436467"):
             began = time.process_time()
-            redacted(unit * (300_000 // len(unit)))
+            redact_text(unit * (300_000 // len(unit)))
             assert time.process_time() - began < 2.0, unit
 
 
@@ -99,7 +99,7 @@ class Circling:
     """An agent whose calls go through loop detection."""
 
     def __init__(self, **options: int) -> None:
-        [self.hook] = declared(["loop_detection"], HookOptions(loop_detection=LoopDetection(**options)))
+        [self.hook] = configured_hooks(["loop_detection"], HookOptions(loop_detection=LoopDetection(**options)))
         self.ctx = Ctx()
 
     def runs(self, name: str = "read_file", text: str = "same", files: tuple[str, ...] = (), **input: Any) -> bool:
@@ -152,7 +152,7 @@ class TestLoopDetection:
 def test_each_built_in_hook_can_be_had() -> None:
     """Each name stands for a hook of that name, and for others whose names begin with it."""
     for name in BUILTIN:
-        first, *more = declared([name], HookOptions(model_router=ModelRouter(("a:one", "a:two"))))
+        first, *more = configured_hooks([name], HookOptions(model_router=ModelRouter(("a:one", "a:two"))))
         assert first.row.name == name
         assert all(hook.row.name.startswith(f"{name}.") for hook in more)
         assert {hook.row.source for hook in (first, *more)} == {"built-in"}

@@ -16,7 +16,7 @@ from orch_protocol.hooks.events import Failed, ToolCall, TurnEnd
 from orch_protocol.hooks.options import CostTracker, HookOptions
 from orch_worker.hooks.builtin.cost_tracker import FILE
 from orch_worker.hooks.builtin.usage_log import KEPT_DAYS, DailyUsage, ModelUsage, ToolUsage, UsageLog, day_of
-from orch_worker.hooks.loader import declared
+from orch_worker.hooks.loader import configured_hooks
 
 NOON = 1_800_014_400.0
 DAY = 86400.0
@@ -27,7 +27,7 @@ class Agent:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         given = HookOptions(cost_tracker=CostTracker(**options), evidence=str(folder))
-        [self.hook] = declared(["cost_tracker"], given)
+        [self.hook] = configured_hooks(["cost_tracker"], given)
         self.ctx = Ctx()
 
     def hears(self, event: Any) -> None:

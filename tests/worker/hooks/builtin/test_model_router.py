@@ -13,8 +13,8 @@ from orch_protocol.core.messages import Usage
 from orch_protocol.hooks.events import BeforeTurn, Failed, TurnEnd
 from orch_protocol.hooks.options import HookOptions, ModelRouter
 from orch_worker.hooks.builtin import model_router
-from orch_worker.hooks.loader import declared
-from orch_worker.hooks.outcome_ranking import OutcomeLog, RecordedOutcome, subject
+from orch_worker.hooks.loader import configured_hooks
+from orch_worker.hooks.outcome_ranking import OutcomeLog, RecordedOutcome, question_terms
 
 QUESTION = "Which port does the pump use?"
 DEAR, CHEAP = "anthropic:dear", "openai:cheap"
@@ -26,12 +26,14 @@ class Agent:
     def __init__(self, folder: Path, *models: str, **options: Any) -> None:
         settings = ModelRouter(models or (DEAR, CHEAP), **options)
         given = HookOptions(model_router=settings, evidence=str(folder))
-        self.choose, self.measure = declared(["model_router"], given)
+        self.choose, self.measure = configured_hooks(["model_router"], given)
         self.evidence = OutcomeLog(folder / model_router.FILE)
 
     def did(self, model: str, *, cost: float, good: bool = True, about: str = QUESTION) -> None:
         """Keep what came of a turn that `model` answered."""
-        self.evidence.add(RecordedOutcome(0.0, subject(about), (model,), (model,) if good else (), {model: cost}))
+        self.evidence.add(
+            RecordedOutcome(0.0, question_terms(about), (model,), (model,) if good else (), {model: cost})
+        )
 
     def begins(self, prompt: str = QUESTION) -> str:
         """Begin a turn; return the model that answers it."""
@@ -115,4 +117,4 @@ def test_failures_count_when_they_are_the_models(tmp_path: Path) -> None:
 def test_one_model_is_no_choice() -> None:
     """Without two models the hook is refused where it is loaded, and says what to set."""
     with pytest.raises(ConfigError, match=r"hooks.model_router.models is to name two models or more"):
-        declared(["model_router"], HookOptions())
+        configured_hooks(["model_router"], HookOptions())

@@ -11,18 +11,18 @@ from orch_protocol.core.messages import ToolUse
 from orch_protocol.core.taint import TaintLabel
 from orch_protocol.hooks.options import HookOptions, OutputSandbox
 from orch_protocol.hooks.patches import ResultPatch
-from orch_worker.hooks.loader import declared
+from orch_worker.hooks.loader import configured_hooks
 from orch_worker.tools.api.base import ToolContext, ToolOutput, tool
 from orch_worker.tools.dispatch.presets import load
 from orch_worker.tools.dispatch.result_limits import text_in, with_text
-from orch_worker.tools.dispatch.toolbox import Toolbox, refuse
+from orch_worker.tools.dispatch.toolbox import Toolbox, refused_outcome
 
 LONG = "".join(f"line {number}\n" for number in range(2_000))
 
 
 def said(text: str, options: OutputSandbox = OutputSandbox(), **fields: Any) -> Any:  # noqa: B008
     """Return what the hook says of a result."""
-    [hook] = declared(["output_sandbox"], HookOptions(output_sandbox=options))
+    [hook] = configured_hooks(["output_sandbox"], HookOptions(output_sandbox=options))
     return call(hook, returned(text=text, **fields))
 
 
@@ -46,7 +46,7 @@ async def shown(folder: Path, *names: str, most: int) -> tuple[Toolbox, str]:
     """Return the tools of an agent, and what it is shown of a long result of which a hook lets it see `most`."""
     box = Toolbox([look, *load(names)], ToolContext(folder, folder=folder))
     use = ToolUse("c1", "look", {})
-    outcome = refuse(use, "")
+    outcome = refused_outcome(use, "")
     outcome = type(outcome)(with_text(outcome.result, LONG), most=most)
     (cut,) = box.shown([use], [outcome])
     return box, text_in(cut.result)
@@ -74,7 +74,7 @@ async def test_many_strangers_results_at_once_are_never_cut_to_nothing(tmp_path:
     """However many there are in a step, a label leaves room for some of each."""
     box = Toolbox([look], ToolContext(tmp_path, folder=tmp_path))
     uses = [ToolUse(f"c{number}", "look", {}) for number in range(600)]
-    outcomes = [refuse(use, "x" * 5_000) for use in uses]
+    outcomes = [refused_outcome(use, "x" * 5_000) for use in uses]
     outcomes = [type(each)(each.result, marks=(TaintLabel("untrusted", "a page"),)) for each in outcomes]
     texts = [text_in(each.result) for each in box.shown(uses, outcomes)]
     assert all(text.count("x") > 100 for text in texts)

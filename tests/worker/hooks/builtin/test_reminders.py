@@ -6,7 +6,7 @@ from typing import Any
 
 from hook_events import Ctx, call, responded, returned
 from orch_protocol.hooks.options import CompletionChecklist, HookOptions, NarrationGuard
-from orch_worker.hooks.loader import declared
+from orch_worker.hooks.loader import configured_hooks
 
 
 class TestNarrationGuard:
@@ -14,7 +14,7 @@ class TestNarrationGuard:
 
     def heard(self, *steps: tuple[str, list[str]], after: int = 3) -> list[str]:
         """Return what an agent is told in a turn of these responses: text and calls."""
-        [hook] = declared(["narration_guard"], HookOptions(narration_guard=NarrationGuard(after)))
+        [hook] = configured_hooks(["narration_guard"], HookOptions(narration_guard=NarrationGuard(after)))
         ctx = Ctx()
         for text, calls in steps:
             assert call(hook, responded(text, calls), ctx) is None
@@ -44,7 +44,7 @@ class Worker:
 
     def __init__(self, **options: Any) -> None:
         given = HookOptions(completion_checklist=CompletionChecklist(**options))
-        [self.hook] = declared(["completion_checklist"], given)
+        [self.hook] = configured_hooks(["completion_checklist"], given)
         self.ctx = Ctx()
 
     def writes(self, *files: str) -> None:

@@ -11,7 +11,7 @@ from hook_events import Ctx, call, returned
 from orch_protocol.hooks.events import BeforeTurn, Failed, ProviderRequest, ToolCall, TurnEnd
 from orch_protocol.hooks.options import HookOptions, ToolRouter
 from orch_worker.hooks.builtin import tool_router
-from orch_worker.hooks.loader import declared
+from orch_worker.hooks.loader import configured_hooks
 from orch_worker.hooks.outcome_ranking import OutcomeLog
 
 QUESTION = "Which port does the pump use?"
@@ -23,7 +23,7 @@ class Agent:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         given = HookOptions(tool_router=ToolRouter(**options), evidence=str(folder))
-        self.tell, self.measure = declared(["tool_router"], given)
+        self.tell, self.measure = configured_hooks(["tool_router"], given)
         self.evidence = OutcomeLog(folder / tool_router.FILE)
 
     def begins(self, prompt: str = QUESTION) -> Any:

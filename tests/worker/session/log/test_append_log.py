@@ -16,7 +16,7 @@ from append_logs import HEADER, encoded, sealed, written
 from orch_protocol.core.errors import ForeignFileError, StoreError
 from orch_worker.session.log import append_log
 from orch_worker.session.log.append_log import AppendLog, load, newest_first
-from orch_worker.session.log.record_format import seal, sealed_at, unseal
+from orch_worker.session.log.record_format import seal_lines, sealed_at, unseal_line
 
 
 def test_round_trip(path: Path) -> None:
@@ -36,7 +36,7 @@ def test_round_trip(path: Path) -> None:
 
 
 def test_sealing_without_a_file(path: Path) -> None:
-    """The lines that the log writes are those that `seal` makes."""
+    """The lines that the log writes are those that `seal_lines` makes."""
     appends = [(encoded(1),), (encoded(2), encoded(3))]
     assert written(path, *appends) == sealed(*appends)
 
@@ -193,7 +193,7 @@ def test_inserted_and_repeated_lines_are_skipped(path: Path) -> None:
     """A line of elsewhere, or one that stands there twice, does not break the chain of the others."""
     data = written(path, (encoded(1),), (encoded(2),))
     lines = data.split(b"\n")
-    for stranger in (lines[1], b"a stranger", seal([encoded(7)], 1, 5)[0].strip()):
+    for stranger in (lines[1], b"a stranger", seal_lines([encoded(7)], 1, 5)[0].strip()):
         path.write_bytes(b"\n".join([*lines[:2], stranger, *lines[2:]]))
         loaded = load(path, header=HEADER)
         assert loaded.objects == [encoded(1), encoded(2)]
@@ -281,11 +281,11 @@ FOREIGN = {
     "json without newline": b'{"type":"other"}',
     "binary": bytes(range(256)) * 10,
     "empty line": b"\n",
-    "other kind": seal([b'{"type":"other","version":1}'], 0, 0)[0],
-    "later version": seal([b'{"type":"test","version":2}'], 0, 0)[0],
-    "odd version": seal([b'{"type":"test","version":"new"}'], 0, 0)[0],
-    "byte order mark": b"\xef\xbb\xbf" + seal([HEADER], 0, 0)[0],
-    "carriage returns": seal([HEADER], 0, 0)[0].replace(b"\n", b"\r\n"),
+    "other kind": seal_lines([b'{"type":"other","version":1}'], 0, 0)[0],
+    "later version": seal_lines([b'{"type":"test","version":2}'], 0, 0)[0],
+    "odd version": seal_lines([b'{"type":"test","version":"new"}'], 0, 0)[0],
+    "byte order mark": b"\xef\xbb\xbf" + seal_lines([HEADER], 0, 0)[0],
+    "carriage returns": seal_lines([HEADER], 0, 0)[0].replace(b"\n", b"\r\n"),
 }
 
 
@@ -357,17 +357,17 @@ def test_newest_first_passes_over_what_does_not_fit(path: Path) -> None:
 @given(st.binary(max_size=60))
 def test_unseal_takes_any_bytes(line: bytes) -> None:
     """Taking a line apart never raises."""
-    assert unseal(line) is None or line.startswith(b"{")
+    assert unseal_line(line) is None or line.startswith(b"{")
 
 
 @given(st.lists(st.binary(max_size=30).map(lambda text: text.replace(b"\n", b"")), max_size=4), st.integers(0, 9))
 def test_a_line_is_known_where_it_stands(others: list[bytes], place: int) -> None:
     """Whatever stands before and behind it, it is one of ours exactly if it is one by itself."""
-    ours, _, _ = seal([b'{"x":1}', b'{"y":2}'], place, 0)
+    ours, _, _ = seal_lines([b'{"x":1}', b'{"y":2}'], place, 0)
     data = b"\n".join([*others, *ours.splitlines(), *others])
     start = 0
     for line in data.split(b"\n"):
-        sealed = unseal(line)
+        sealed = unseal_line(line)
         at = sealed_at(data, start, start + len(line))
         assert at == (-1 if sealed is None else start + sealed.end)
         start += len(line) + 1

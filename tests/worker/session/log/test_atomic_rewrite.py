@@ -10,7 +10,7 @@ import pytest
 
 from orch_protocol.core.errors import StoreError
 from orch_worker.session.log import atomic_rewrite as module
-from orch_worker.session.log.append_log import AppendLog, load, scan
+from orch_worker.session.log.append_log import AppendLog, load, scan_lines
 from orch_worker.session.log.atomic_rewrite import LogRewrite, rewriting
 from orch_worker.session.log_reader import lines_in
 
@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 def copied(path: Path, new: LogRewrite, drop: int | None = None) -> None:
     """Write the file anew, without the message with that number."""
     with open(path, "rb") as file:
-        for number, (_, line, sealed, _) in enumerate(scan(file)):
+        for number, (_, line, sealed, _) in enumerate(scan_lines(file)):
             if sealed is None:
                 new.keep(line)
             elif number - 1 != drop:
@@ -66,7 +66,7 @@ def test_what_is_left_out_is_not_missed(path: Path) -> None:
 def test_what_was_written_can_be_read_before_it_is_in_place(path: Path) -> None:
     """Wherever it is: still waiting, or handed to the kernel."""
     with open(path, "rb") as file:
-        likes = [sealed for *_, sealed, _ in scan(file) if sealed is not None]
+        likes = [sealed for *_, sealed, _ in scan_lines(file) if sealed is not None]
     with rewriting(path) as new:
         new.append(b'{"n":1}', likes[0])
         end = new.end
@@ -150,7 +150,7 @@ def spoilt(path: Path, *numbers: int) -> None:
 def behind(path: Path) -> list[bool]:
     """Return whether each good line is sound to who begins to read with it."""
     with open(path, "rb") as file:
-        spans = [(offset, len(line)) for offset, line, sealed, _ in scan(file) if sealed is not None]
+        spans = [(offset, len(line)) for offset, line, sealed, _ in scan_lines(file) if sealed is not None]
     return [line.sound for span in spans for line in lines_in(path, [span])]
 
 
@@ -163,7 +163,7 @@ def test_damaged_lines_are_kept(path: Path, numbers: tuple[int, ...]) -> None:
         copied(path, new)
     assert path.read_bytes() == data
     with open(path, "rb") as file, rewriting(path) as new:
-        for _, line, sealed, _ in scan(file):
+        for _, line, sealed, _ in scan_lines(file):
             if sealed is not None:
                 new.append(sealed.object.replace(b'"n":', b'"number":'), sealed)
             else:
@@ -180,7 +180,7 @@ def test_a_damaged_line_can_be_emptied(path: Path, numbers: tuple[int, ...]) -> 
     spoilt(path, *numbers)
     before = load(path, header=HEADER)
     with open(path, "rb") as file, rewriting(path) as new:
-        for _, line, sealed, _ in scan(file):
+        for _, line, sealed, _ in scan_lines(file):
             if sealed is None:
                 new.spoil(line, b'{"type":"message",gone}')
             else:

@@ -14,8 +14,8 @@ from agent_history import EAGER, Life, steps
 from damaged_lines import spoilt
 from orch_protocol.core.errors import ForeignFileError
 from orch_worker.session.log import blocks
-from orch_worker.session.log.append_log import LogContents, load, objects
-from orch_worker.session.log.record_format import seal, unseal
+from orch_worker.session.log.append_log import LogContents, load, read_objects
+from orch_worker.session.log.record_format import seal_lines, unseal_line
 from orch_worker.session.log.verified_prefix import LineSpan
 from orch_worker.session.session import LeftEntry, SessionState, UnknownEntry
 from orch_worker.session.transcript import _HEADER, Transcript, _decode, read_session
@@ -61,7 +61,7 @@ def both(path: Path) -> tuple[list[bytes], LogContents, list[bytes], LogContents
     def take_lines(lines: bytes, where: LineSpan) -> None:
         assert where.read(path) == lines
         many.append(len(lines))
-        taken.extend(sealed.object for line in lines.split(b"\n") if (sealed := unseal(line)))
+        taken.extend(sealed.object for line in lines.split(b"\n") if (sealed := unseal_line(line)))
 
     fast = load(path, header=_HEADER, take=taken.append, take_lines=take_lines)
     assert fast.sum in (None, crc32(path.read_bytes()[: fast.end]))
@@ -83,7 +83,9 @@ def test_blocks_and_lines_say_the_same_of_every_file(
         except ForeignFileError:
             continue
         assert (taken, fast) == (plain, slow), number
-        given = [unsealed.object if (unsealed := unseal(each)) else each for each in objects(path, header=_HEADER)]
+        given = [
+            unsealed.object if (unsealed := unseal_line(each)) else each for each in read_objects(path, header=_HEADER)
+        ]
         assert given == [*filter(None, [slow.header]), *plain]
         used += many > 0
         assert number or (not slow.damage and many >= len(data) // (2 * size + 3000))
@@ -94,11 +96,11 @@ def test_appends_of_any_length_are_taken_whole_or_not_at_all(tmp_path: Path, mon
     """A block ends where an append does; the beginning of one that is not all there is torn."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 100)
     luck = random.Random(3)
-    lines, seq, checksum = seal([_HEADER], 0, 0)
+    lines, seq, checksum = seal_lines([_HEADER], 0, 0)
     whole = [len(lines)]
     for number in range(60):
         objects = [b'{"type":"x","id":"%d-%d"}' % (number, each) for each in range(luck.choice(APPENDS))]
-        more, seq, checksum = seal(objects, seq, checksum)
+        more, seq, checksum = seal_lines(objects, seq, checksum)
         lines += more
         whole.append(len(lines))
     path = tmp_path / "session.jsonl"
@@ -113,10 +115,10 @@ def test_appends_of_any_length_are_taken_whole_or_not_at_all(tmp_path: Path, mon
 
 def test_entries_of_a_kind_that_is_not_known_stand_among_the_others(data: bytes, tmp_path: Path) -> None:
     """One of them, in the middle of a block, keeps its place; what is beside it is read."""
-    objects = [sealed.object for line in data.split(b"\n") if (sealed := unseal(line))]
+    objects = [sealed.object for line in data.split(b"\n") if (sealed := unseal_line(line))]
     at = len(objects) // 2
     objects[at] = objects[at].replace(b'{"type":"', b'{"type":"new_', 1)
-    (tmp_path / "session.jsonl").write_bytes(seal(objects, 0, 0)[0])
+    (tmp_path / "session.jsonl").write_bytes(seal_lines(objects, 0, 0)[0])
     session = read_session(tmp_path)
     assert [entry.id for entry in session.entries] == [json.loads(each)["id"] for each in objects[1:]]
     assert isinstance(session.entries[at - 1], (UnknownEntry, LeftEntry))
@@ -128,7 +130,7 @@ def test_entries_of_a_kind_that_is_not_known_stand_among_the_others(data: bytes,
 def test_entries_taken_in_at_once_make_the_session_that_they_make_one_by_one(data: bytes) -> None:
     """Also when ids come twice, parents are missing, or it goes back somewhere."""
     for number in range(40):
-        lines = [sealed.object for line in spoilt(data, number * 2 + 1).split(b"\n") if (sealed := unseal(line))]
+        lines = [sealed.object for line in spoilt(data, number * 2 + 1).split(b"\n") if (sealed := unseal_line(line))]
         entries = [entry for line in lines if (entry := _decode(line)) is not None]
         one, other = SessionState(), SessionState()
         for entry in entries:

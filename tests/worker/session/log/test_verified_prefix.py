@@ -18,7 +18,7 @@ from orch_protocol.core.errors import ForeignFileError, StoreError
 from orch_protocol.core.messages import Usage, assistant, user
 from orch_protocol.session.entries import Custom
 from orch_worker.session.log import append_log, blocks, verified_prefix
-from orch_worker.session.log.record_format import seal, unseal
+from orch_worker.session.log.record_format import seal_lines, unseal_line
 from orch_worker.session.log.verified_prefix import VerifiedPrefix, read_verified_prefix
 from orch_worker.session.session import SessionState
 from orch_worker.session.transcript import NAME, Transcript, read_session
@@ -232,13 +232,13 @@ def test_a_session_that_is_skimmed_is_the_one_that_is_read(tmp_path: Path) -> No
     life.close()
     data = (tmp_path / "life" / NAME).read_bytes()
     for number in range(25):
-        objects = [sealed.object for line in spoilt(data, number * 2 + 1).split(b"\n") if (sealed := unseal(line))]
+        objects = [sealed.object for line in spoilt(data, number * 2 + 1).split(b"\n") if (sealed := unseal_line(line))]
         if number % 5 == 0:
             at = random.Random(number).randrange(1, len(objects))
             objects[at] = objects[at].replace(b'{"type":"', b'{"type":"new_', 1)
         folder = tmp_path / str(number)
         folder.mkdir()
-        (folder / NAME).write_bytes(seal(objects, 0, 0)[0])
+        (folder / NAME).write_bytes(seal_lines(objects, 0, 0)[0])
         expected = facts(read_session(folder))
         for _ in range(2):
             transcript = opened(folder)

@@ -9,7 +9,7 @@ import pytest
 from orch_protocol.agent.spec import ToolSpec
 from orch_protocol.core.errors import ConfigError, ToolNotGrantedError
 from orch_worker.tools.api.base import ToolContext
-from orch_worker.tools.dispatch.presets import BUILTIN, CATEGORIES, PRESETS, load, make_toolbox, resolve
+from orch_worker.tools.dispatch.presets import BUILTIN, CATEGORIES, PRESETS, granted_tools, load, make_toolbox
 
 LOOK = ("list_files", "grep_files", "read_file")
 GIT = ("git_status", "git_diff", "git_log")
@@ -40,29 +40,29 @@ AGENTS = tuple(name for name, row in BUILTIN.items() if row.category == "agents"
 )
 def test_resolve(preset: str | None, tools: list[str] | None, names: tuple[str, ...]) -> None:
     """What each preset and category grants; tools beat the preset, none are a choice too, neither means the default."""
-    assert resolve(preset, tools) == names
+    assert granted_tools(preset, tools) == names
 
 
 def test_unknown_preset() -> None:
     """An unknown preset is an error that lists the presets there are."""
     with pytest.raises(ConfigError, match=r"Unknown preset 'minimum'. Use: holder, .*Did you mean 'minimal'\?"):
-        resolve("minimum")
+        granted_tools("minimum")
     with pytest.raises(ConfigError, match=r"Unknown preset 'x'\. Use: holder, investigate, minimal, work$"):
-        resolve("x", ["read_file"])
+        granted_tools("x", ["read_file"])
 
 
 def test_unknown_tool() -> None:
     """An unknown tool is an error that lists the tools there are and the one that was meant."""
     with pytest.raises(ToolNotGrantedError, match=r"Unknown tool 'readfile'. Known: list_files, .*'read_file'\?"):
-        resolve(None, ["readfile"])
+        granted_tools(None, ["readfile"])
     with pytest.raises(ToolNotGrantedError, match=r"Unknown tool 'pyhton'.* category: .*Did you mean 'python'\?"):
-        resolve(None, ["pyhton"])
+        granted_tools(None, ["pyhton"])
 
 
 def test_text_is_no_list_of_tools() -> None:
     """A single name where a list belongs is not taken letter by letter."""
     with pytest.raises(ConfigError, match="list of names"):
-        resolve(None, "read_file")
+        granted_tools(None, "read_file")
 
 
 def test_every_builtin_is_what_its_row_says() -> None:

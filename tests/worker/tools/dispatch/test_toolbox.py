@@ -16,7 +16,7 @@ from orch_worker.tools.api.base import ApiKeys, Tool, ToolContext, root_tool, to
 from orch_worker.tools.dispatch.result_limits import MAX_CAPTURED, MAX_SHOWN, MAX_SHOWN_A_STEP
 from orch_worker.tools.dispatch.toolbox import CallOutcome, Toolbox
 from orch_worker.tools.values.handles import read_handle
-from orch_worker.tools.values.store import LEAST_SHOWN, level
+from orch_worker.tools.values.store import LEAST_SHOWN, shared_limit
 
 HERE = ToolContext(Path("/"))
 
@@ -161,7 +161,7 @@ class TestLevel:
     )
     def test_longest_are_cut_first(self, lengths: list[int], expected: int) -> None:
         """Short texts stay whole, long ones share what is left, and none goes below a least length."""
-        most = level(lengths, 10_000, 3_000)
+        most = shared_limit(lengths, 10_000, 3_000)
         assert most == expected
         if most > LEAST_SHOWN:
             assert sum(min(length, most) for length in lengths) <= 10_000

@@ -379,7 +379,7 @@ async def test_names_that_are_alike_are_of_the_folder_alone(tmp_path: Path, monk
     (tmp_path / "outside" / "secret.txt").write_text("no")
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd" / "sub").symlink_to(tmp_path / "outside")
-    monkeypatch.setattr("orch_worker.tools.files.read.inside", lambda context, path: context.cwd / path)
+    monkeypatch.setattr("orch_worker.tools.files.read.path_inside", lambda context, path: context.cwd / path)
     with pytest.raises(ToolError) as told:
         await run(read_file, tmp_path / "cwd", path="sub/secret.tx")
     assert str(told.value) == "There is no 'sub/secret.tx'."

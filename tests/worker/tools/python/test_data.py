@@ -14,7 +14,7 @@ from orch_worker.tools.dispatch.toolbox import Toolbox
 from orch_worker.tools.python import data
 from orch_worker.tools.python.python import run_python
 from orch_worker.tools.values import tables
-from orch_worker.tools.values.repr import MAX_COLUMNS, Columns, typed
+from orch_worker.tools.values.repr import MAX_COLUMNS, Columns, parse_cell
 
 DESCRIBE, VARIABLES = load(["data"])
 
@@ -194,7 +194,7 @@ class TestFiles:
         if library == "pandas":
             pytest.importorskip("pyarrow", reason="pandas reads Parquet through it")
         monkeypatch.setattr(tables, "FRAMES", (library,))
-        monkeypatch.setattr(tables, "taste", lambda *_: None)
+        monkeypatch.setattr(tables, "check_reads_safely", lambda *_: None)
         made = installed.DataFrame({"x": [1, 2, None], "when": ["a", "b", "c"]})
         (made.write_parquet if library == "polars" else made.to_parquet)(tmp_path / "a.parquet")
         text = (await DESCRIBE.run(ToolContext(tmp_path, seconds=30.0), {"path": "a.parquet"})).text
@@ -244,7 +244,7 @@ class TestColumns:
     )
     def test_cells_of_text(self, text: str, value: Any) -> None:
         """A cell is what it looks like; a code with a leading zero is no number."""
-        found = typed(text)
+        found = parse_cell(text)
         assert found == value
         assert isinstance(found, type(value))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_worker.tools.shell.output_capture import OutputCapture, plain
+from orch_worker.tools.shell.output_capture import OutputCapture, plain_output
 
 
 def captured(most: int, *pieces: bytes) -> OutputCapture:
@@ -34,10 +34,10 @@ def test_ends_are_exact(pieces: list[bytes], most: int) -> None:
     """However a stream is cut into pieces, exactly its first and last bytes are kept, in bounded memory."""
     capture, whole, half = captured(most, *pieces), b"".join(pieces), most // 2
     if len(whole) <= 2 * half:
-        assert capture.text() == plain(whole)
+        assert capture.text() == plain_output(whole)
     else:
         left_out = len(whole) - 2 * half
-        ends = plain(whole[:half]), plain(whole[-half:])
+        ends = plain_output(whole[:half]), plain_output(whole[-half:])
         assert capture.text() == f"{ends[0]}\n[... {left_out:,} bytes left out ...]\n{ends[1]}"
     assert len(capture._head) + len(capture._tail) <= 3 * half + 40
 
@@ -60,12 +60,12 @@ def test_ends_are_exact(pieces: list[bytes], most: int) -> None:
 )
 def test_plain(data: bytes, shown: str) -> None:
     """Text is as a terminal would leave it, and nothing in it does anything to a terminal."""
-    assert plain(data) == shown
+    assert plain_output(data) == shown
 
 
 @given(st.binary(max_size=200))
 def test_plain_takes_anything(data: bytes) -> None:
     """Any bytes become text that every encoding carries and no terminal obeys."""
-    text = plain(data)
+    text = plain_output(data)
     text.encode()
     assert not any(char < " " and char not in "\n\t" for char in text)

@@ -109,8 +109,8 @@ def test_namespaces_of_bubblewrap_hide_the_same(context: ToolContext) -> None:
     (context.cwd / "in.pem").write_text("x")
     (context.cwd / "vault").mkdir()
     paths = [str(context.cwd / "in.pem"), str(context.cwd / "vault"), "/somewhere/else"]
-    reach = bubblewrap.reach(context.cwd, context.cwd.parent / "home")
-    said = bubblewrap.arguments(reach, str(context.cwd), 3, ["true"], [Cover(path) for path in paths])
+    reach = bubblewrap.sandbox_paths(context.cwd, context.cwd.parent / "home")
+    said = bubblewrap.bubblewrap_command(reach, str(context.cwd), 3, ["true"], [Cover(path) for path in paths])
     assert said[-2:] == ["--", "true"]
     text = " ".join(said)
     assert f"--ro-bind /dev/null {paths[0]}" in text

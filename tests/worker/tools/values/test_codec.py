@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orch_worker.tools.values import codec
-from orch_worker.tools.values.codec import NotTransferableError, packed, unpacked
+from orch_worker.tools.values.codec import NotTransferableError, decode_value, encode_value
 
 np = pytest.importorskip("numpy")
 pd = pytest.importorskip("pandas")
@@ -20,8 +20,8 @@ pl = pytest.importorskip("polars")
 
 def there_and_back(value: Any) -> Any:
     """Return `value` as another process would have it."""
-    data = packed(value)
-    return unpacked(data.kind, data.data)
+    data = encode_value(value)
+    return decode_value(data.kind, data.data)
 
 
 class Mine:
@@ -66,8 +66,8 @@ class TestPlainData:
 
     def test_json_where_json_will_do(self) -> None:
         """What JSON can say is JSON, which anybody can read."""
-        assert packed({"a": [1, 2.5, None, "x"]}).data == b'{"a":[1,2.5,null,"x"]}'
-        assert packed({"a": (1,)}).kind == "data"
+        assert encode_value({"a": [1, 2.5, None, "x"]}).data == b'{"a":[1,2.5,null,"x"]}'
+        assert encode_value({"a": (1,)}).kind == "data"
 
     @pytest.mark.parametrize(
         ("value", "told"),
@@ -83,14 +83,14 @@ class TestPlainData:
     def test_what_is_no_data_is_told(self, value: Any, told: str) -> None:
         """The error names the part that cannot go, and what to do."""
         with pytest.raises(NotTransferableError, match=told):
-            packed(value)
+            encode_value(value)
 
     def test_what_holds_itself(self) -> None:
         """A list within itself is refused, not followed for ever."""
         held: list[Any] = []
         held.append(held)
         with pytest.raises(NotTransferableError, match="holds itself"):
-            packed(held)
+            encode_value(held)
 
 
 class TestLibraries:
@@ -149,19 +149,19 @@ class TestLibraries:
     def test_python_objects_in_them(self) -> None:
         """Objects in an array or a column are refused by name, never pickled."""
         with pytest.raises(NotTransferableError, match=r"tolist"):
-            packed(np.array([Mine()]))
+            encode_value(np.array([Mine()]))
         with pytest.raises(NotTransferableError, match="column 'a'"):
-            packed(pd.DataFrame({"a": [Mine()]}))
+            encode_value(pd.DataFrame({"a": [Mine()]}))
         with pytest.raises(NotTransferableError, match="column 'a'"):
-            packed(pl.DataFrame({"a": pl.Series([Mine()], dtype=pl.Object)}))
+            encode_value(pl.DataFrame({"a": pl.Series([Mine()], dtype=pl.Object)}))
         with pytest.raises(NotTransferableError, match=r"column 'p' is of type period"):
-            packed(pd.DataFrame({"p": pd.period_range("2026", periods=2)}))
+            encode_value(pd.DataFrame({"p": pd.period_range("2026", periods=2)}))
 
     def test_arrays_that_are_more_than_their_numbers(self) -> None:
         """What a masked array hides would be there again: it says what to do."""
         for array in (np.ma.masked_array([1, 2], mask=[0, 1]), np.rec.array([(1, 2)])):
             with pytest.raises(NotTransferableError, match=r"is more than its numbers.*\.filled\(\)"):
-                packed(array)
+                encode_value(array)
 
     def test_lists_that_hold_one_another_many_times(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A small value that is without end when it is written out is refused before it is."""
@@ -170,9 +170,9 @@ class TestLibraries:
         for _ in range(60):
             many = [many, many]
         with pytest.raises(NotTransferableError, match=r"parts, or .* of text"):
-            packed(many)
+            encode_value(many)
         with pytest.raises(NotTransferableError, match=r"parts, or .* of text"):
-            packed([[[["x" * 1_000_000] * 1_000]]])
+            encode_value([[[["x" * 1_000_000] * 1_000]]])
 
 
 class TestReading:
@@ -189,14 +189,14 @@ class TestReading:
         np.save(into, np.array([Trap()], dtype=object), allow_pickle=True)
         for kind, data in [("array", into.getvalue()), *((kind, pickle.dumps(Trap())) for kind in ("data", "columns"))]:
             with pytest.raises(NotTransferableError, match="cannot be read"):
-                unpacked(kind, data)
+                decode_value(kind, data)
         assert not (tmp_path / "ran").exists()
 
     @pytest.mark.parametrize("kind", ["json", "data", "array", "arrow", "columns", "text"])
     def test_rubbish(self, kind: str) -> None:
         """Bytes that are no such thing are an error that says so."""
         with pytest.raises(NotTransferableError, match="cannot be read"):
-            unpacked(kind, b"\xc1\xff rubbish")
+            decode_value(kind, b"\xc1\xff rubbish")
 
     def test_a_reader_that_panics(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What polars raises of some bytes is no Exception, and an error like others all the same."""
@@ -207,9 +207,9 @@ class TestReading:
 
         monkeypatch.setitem(codec.READERS, "arrow", panics)
         with pytest.raises(NotTransferableError, match="cannot be read: PanicException: slice index"):
-            unpacked("arrow", b"")
+            decode_value("arrow", b"")
 
     def test_unknown_kind(self) -> None:
         """A kind of a later version is refused by name."""
         with pytest.raises(NotTransferableError, match="not known here: 'pickle'"):
-            unpacked("pickle", b"")
+            decode_value("pickle", b"")

@@ -16,7 +16,7 @@ from orch_worker.tools.dispatch.toolbox import Toolbox
 from orch_worker.tools.python.python import run_python
 from orch_worker.tools.values import store
 from orch_worker.tools.values.handles import read_handle
-from orch_worker.tools.values.repr import brief, glimpse, is_large, memory
+from orch_worker.tools.values.repr import is_large, memory_bytes, one_line_repr, summarize_value
 from orch_worker.tools.values.store import ValueFiles, keep_only, take_along
 from orch_worker.tools.values.values import ValueStore
 
@@ -459,7 +459,7 @@ class TestGlimpses:
         """Nothing is imported to look at a value, also at one that says it is of pandas."""
         monkeypatch.delitem(sys.modules, "pandas")
         stranger = type("DataFrame", (list,), {"__module__": "pandas.core.frame"})(range(3))
-        assert glimpse(stranger).extent == "3 items"
+        assert summarize_value(stranger).extent == "3 items"
         assert "pandas" not in sys.modules
 
     def test_values_that_raise(self) -> None:
@@ -471,8 +471,8 @@ class TestGlimpses:
 
             __repr__ = __iter__ = __getitem__ = __len__  # type: ignore[assignment]
 
-        assert glimpse(Rude()).type.endswith("Rude")
-        assert "Rude instance at" in brief(Rude())
+        assert summarize_value(Rude()).type.endswith("Rude")
+        assert "Rude instance at" in one_line_repr(Rude())
         assert not is_large(Rude())
 
     def test_what_holds_itself(self) -> None:
@@ -480,12 +480,12 @@ class TestGlimpses:
         held: list[Any] = []
         held.append(held)
         assert not is_large([1, 2, 3])
-        assert memory(held) < 10_000
-        assert glimpse(held).extent == "1 item"
+        assert memory_bytes(held) < 10_000
+        assert summarize_value(held).extent == "1 item"
 
     def test_memory_of_much_is_estimated(self) -> None:
         """A part is looked at, and the rest is about as much."""
-        assert 5_000_000 < memory([str(n) * 10 for n in range(100_000)]) < 20_000_000
-        assert memory(np.zeros(1000)) == 8000
-        assert memory(pd.DataFrame({"a": range(1000)})) > 8000
-        assert memory(pl.DataFrame({"a": range(1000)})) == 8000
+        assert 5_000_000 < memory_bytes([str(n) * 10 for n in range(100_000)]) < 20_000_000
+        assert memory_bytes(np.zeros(1000)) == 8000
+        assert memory_bytes(pd.DataFrame({"a": range(1000)})) > 8000
+        assert memory_bytes(pl.DataFrame({"a": range(1000)})) == 8000

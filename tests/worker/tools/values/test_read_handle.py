@@ -9,7 +9,7 @@ import pytest
 from orch_worker.tools.api.base import ToolContext, ToolError
 from orch_worker.tools.files.search import PatternSearch
 from orch_worker.tools.values.handles import read_handle
-from orch_worker.tools.values.paging import search, view
+from orch_worker.tools.values.paging import paged_view, search
 from orch_worker.tools.values.read import MAX_MATCHES
 from orch_worker.tools.values.store import HandleMetadata, ValueFiles
 
@@ -139,8 +139,8 @@ class TestReadHandle:
 
         assert (await read(0), await read(4)) == ("[stopped here; go on with offset=4]", "4: two")
         with PatternSearch("t", stop_at=0.0) as seeker:
-            assert search(view(["one", "two", "three"]), seeker, 0, 3) == '[time was up; go on with lines="1:"]'
-            assert search(view(["one", "two", "three"]), seeker, 1, 3).startswith("1: ")
+            assert search(paged_view(["one", "two", "three"]), seeker, 0, 3) == '[time was up; go on with lines="1:"]'
+            assert search(paged_view(["one", "two", "three"]), seeker, 1, 3).startswith("1: ")
 
     async def test_no_match(self, tmp_path: Path) -> None:
         """That nothing matches is said."""

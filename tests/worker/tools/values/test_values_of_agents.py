@@ -20,7 +20,7 @@ from orch_worker.tools.python.export import export
 from orch_worker.tools.python.namespace import Namespace
 from orch_worker.tools.python.python import run_python
 from orch_worker.tools.values.handles import read_handle
-from orch_worker.tools.values.values import ValueStore, adopted, value_of
+from orch_worker.tools.values.values import ValueStore, adopt_value, value_of
 
 ROWS = [{"n": n} for n in range(3)]
 
@@ -55,7 +55,7 @@ class TestTaking:
     async def test_it_is_a_handle_here(self, tmp_path: Path) -> None:
         """The marker names the handle, what it is, and whose it was; the value is there without the file it is from."""
         context = parent(tmp_path, taken(tmp_path))
-        text = await adopted(context, "a2", "rows", local=False)
+        text = await adopt_value(context, "a2", "rows", local=False)
         assert text.splitlines()[:2] == ["rows of agent a2 is kept here:", "[.h_001: list, 2 items, 88 bytes"]
         (tmp_path / "value").unlink()
         assert context.own(ValueStore).load(".h_001") == [1, 2]
@@ -64,7 +64,7 @@ class TestTaking:
         """What the child's conversation was marked with, and that it was for local models, comes with each reading."""
         marks = (taint_label("untrusted", "https://example.org"), taint_label("acts", "bash"))
         context = parent(tmp_path, taken(tmp_path, marks=marks))
-        await adopted(context, "a2", "rows", local=True)
+        await adopt_value(context, "a2", "rows", local=True)
         read = await read_handle.run(context, {"handle": ".h_001"})
         ran = await run_python.run(context, {"code": "handles[1]"})
         for output in (read, ran):
@@ -81,7 +81,7 @@ class TestTaking:
     async def test_what_is_not_believed(self, tmp_path: Path, changed: dict[str, str], why: str) -> None:
         """A file that is another one, or of a kind that nobody reads, is refused; the answer goes on without it."""
         context = parent(tmp_path, taken(tmp_path, **changed))
-        text = await adopted(context, "a2", "rows", local=False)
+        text = await adopt_value(context, "a2", "rows", local=False)
         assert text.startswith("[No value of 'rows' was returned: ")
         assert why in text
         assert list(context.own(ValueStore)) == []
@@ -94,16 +94,16 @@ class TestTaking:
         def taste(library: str, _reader: str, data: bytes) -> None:
             raise FatalBytesError(f"{library} on {len(data)} bytes")
 
-        monkeypatch.setattr("orch_worker.tools.values.values.taste", taste)
+        monkeypatch.setattr("orch_worker.tools.values.values.check_reads_safely", taste)
         context = parent(tmp_path, taken(tmp_path, b"frame", kind="arrow"))
-        text = await adopted(context, "a2", "rows", local=False)
+        text = await adopt_value(context, "a2", "rows", local=False)
         assert text == "[No value of 'rows' was returned: 'rows' of agent a2 cannot be read: polars on 5 bytes]"
         assert list(context.own(ValueStore)) == []
 
     async def test_the_roots_no_is_told(self, tmp_path: Path) -> None:
         """Why there is no value stands behind the answer."""
         context = parent(tmp_path, NoValueError("no name 'rows' is bound; nothing is"))
-        text = await adopted(context, "a2", "rows", local=False)
+        text = await adopt_value(context, "a2", "rows", local=False)
         assert text == "[No value of 'rows' was returned: no name 'rows' is bound; nothing is]"
 
     def test_a_program_gets_the_value(self, tmp_path: Path) -> None:

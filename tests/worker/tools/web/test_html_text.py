@@ -7,7 +7,7 @@ import pytest
 from orch_worker.tools.api.base import ToolError
 from orch_worker.tools.web.html_text import html_text
 from orch_worker.tools.web.http import FetchedPage
-from orch_worker.tools.web.web import readable
+from orch_worker.tools.web.web import page_text
 
 PAGE = """<!DOCTYPE html><html><head><title>My   page</title><style>a{}</style><script>x = "<p>no</p>"</script></head>
 <body><nav><ul><li><a href="/home">Home</a></li><li><a href="#x">Here</a></li></ul></nav>
@@ -128,10 +128,10 @@ class TestHtml:
     )
     def test_readable(self, content_type: str, body: bytes, text: str) -> None:
         """Text is decoded as it says, and only HTML is converted."""
-        assert readable(FetchedPage("https://a.test/", 200, content_type, body), float("inf")) == text
+        assert page_text(FetchedPage("https://a.test/", 200, content_type, body), float("inf")) == text
 
     @pytest.mark.parametrize(("content_type", "body"), [("image/png", b"x"), ("application/pdf", b"%PDF\0\0")])
     def test_not_readable(self, content_type: str, body: bytes) -> None:
         """What is no text is an error that says what it is."""
         with pytest.raises(ToolError, match=f"no text but {content_type}, {len(body)} bytes"):
-            readable(FetchedPage("https://a.test/", 200, content_type, body), float("inf"))
+            page_text(FetchedPage("https://a.test/", 200, content_type, body), float("inf"))

@@ -16,7 +16,7 @@ import pytest
 from orch_worker.tools.api.base import ApiKeys, ToolContext, ToolError
 from orch_worker.tools.dispatch.presets import make_toolbox
 from orch_worker.tools.web import addresses
-from orch_worker.tools.web.addresses import elsewhere, own, public, resolve
+from orch_worker.tools.web.addresses import is_own_address, is_public, is_public_and_remote, resolve
 from orch_worker.tools.web.http import MAX_BYTES, FetchedPage, fetch
 from orch_worker.tools.web.web import fetch_url, search
 
@@ -104,12 +104,12 @@ class TestAddresses:
     )
     def test_not_public(self, address: str) -> None:
         """Loopback, private, link-local, reserved, multicast, and whatever stands for another address."""
-        assert not public(address)
+        assert not is_public(address)
 
     @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "2a00:1450::1"])
     def test_public(self, address: str) -> None:
         """Addresses that anybody can reach."""
-        assert public(address)
+        assert is_public(address)
 
     @pytest.mark.parametrize("url", LOOPBACK)
     async def test_spellings_of_loopback(self, url: str) -> None:
@@ -120,24 +120,24 @@ class TestAddresses:
     @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "0.0.0.0", "::1"])
     def test_own(self, address: str) -> None:
         """Addresses of this machine are known as such, whatever they look like."""
-        assert own(address)
+        assert is_own_address(address)
 
     @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "192.0.2.1", "no.address"])
     def test_not_own(self, address: str) -> None:
         """Other machines' addresses are not, nor is what is no address."""
-        assert not own(address)
+        assert not is_own_address(address)
 
     async def test_a_public_address_of_this_machine_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What serves this machine alone is not reached by the address that it has in the public network."""
-        monkeypatch.setattr(addresses, "public", lambda _: True)
+        monkeypatch.setattr(addresses, "is_public", lambda _: True)
         async with serving(lambda _: http()) as port:
             with pytest.raises(ToolError, match=r"leads to 127\.0\.0\.1, which is this machine, or"):
-                await get(f"http://site.test:{port}/", allowed=elsewhere)
+                await get(f"http://site.test:{port}/", allowed=is_public_and_remote)
 
     async def test_where_every_address_can_be_taken_none_is_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Some systems let a program take any address: others are reached from there as well."""
         monkeypatch.setattr(addresses, "_can_be_taken", lambda *_: True)
-        assert not own("8.8.8.8")
+        assert not is_own_address("8.8.8.8")
 
     async def test_resolver_gives_plain_addresses(self) -> None:
         """The resolver is asked once and gives each address once."""
@@ -227,7 +227,7 @@ class TestFetch:
             return ["8.8.8.8", "10.0.0.1"]
 
         with pytest.raises(ToolError, match=r"leads to 10\.0\.0\.1"):
-            await get("http://site.test/", resolve=both, allowed=public)
+            await get("http://site.test/", resolve=both, allowed=is_public)
 
     async def test_second_answer_of_a_resolver_changes_nothing(self) -> None:
         """A name that is public when looked at and private a moment later is asked about once only."""

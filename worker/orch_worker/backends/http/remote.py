@@ -19,7 +19,7 @@ from orch_protocol.core.text import scrub
 from orch_protocol.policy.budget import BudgetAmounts, amounts_of
 
 from ...conversation.tokens import input_tokens
-from ...system.secrets import masked
+from ...system.secrets import mask_secrets
 from ..base import AssistantTurn, BackendInfo, Conversation, CostEstimate, OnText, PromptPrefix
 from ..cost_estimate import RequestCost, fare, narrowed
 from ..model_families import ratios_of
@@ -367,7 +367,7 @@ class RemoteBackend(Conversation):
         complaint = error.complaint if isinstance(error, StreamError) else self._dialect.complaint(error)
         if complaint is not None:
             # A server may repeat what it was sent, and what it says is shown, logged and kept.
-            said = masked(complaint.text, (self._key, *self._headers.values()))
+            said = mask_secrets(complaint.text, (self._key, *self._headers.values()))
             return judge(self._who, msgspec.structs.replace(complaint, text=said))
         if isinstance(error, TimeoutError):
             return silent(self._who, self.deadlines.content if ear.content_missing else None)

@@ -24,7 +24,16 @@ from ..http.transport import Deadlines, client_options, timeout
 from ..models import Model
 from ..normalize_messages import ProviderRequirements
 
-__all__ = ["OpenAIApi", "arguments", "data_url", "functions", "is_openai", "own_fields", "result_text", "wants"]
+__all__ = [
+    "OpenAIApi",
+    "arguments",
+    "data_url",
+    "functions",
+    "is_openai",
+    "own_fields",
+    "provider_requirements",
+    "result_text",
+]
 
 FAILED: Final = "Error: "
 HOST: Final = "openai.com"
@@ -91,7 +100,7 @@ def own_fields(ask: ModelRequest, *, store: bool) -> dict[str, Any]:
     return key | ({"store": False} if store else {})
 
 
-def wants(ask: ModelRequest, ids: re.Pattern[str]) -> ProviderRequirements:
+def provider_requirements(ask: ModelRequest, ids: re.Pattern[str]) -> ProviderRequirements:
     """Return what the server takes. Only OpenAI is known to take system messages after the first one."""
     flags = ask.model.flags
     return ProviderRequirements(

@@ -22,7 +22,7 @@ from orch_protocol.core.messages import (
 from ..http.remote import ModelRequest, RemoteBackend, ResponseReader, parse_input
 from ..http.reported_usage import ReportedUsage
 from ..normalize_messages import arrange, whole
-from .openai import OpenAIApi, arguments, data_url, functions, own_fields, result_text, wants
+from .openai import OpenAIApi, arguments, data_url, functions, own_fields, provider_requirements, result_text
 
 __all__ = ["ChatCompletionsApi", "from_spec"]
 
@@ -48,7 +48,7 @@ class ChatCompletionsApi(OpenAIApi):
         """Return the body of the request."""
         flags = ask.model.flags
         wire: list[dict[str, Any]] = [{"role": "system", "content": ask.system}] if ask.system.strip() else []
-        for message in arrange(ask.messages, wants(ask, IDS)):
+        for message in arrange(ask.messages, provider_requirements(ask, IDS)):
             wire += _wire_messages(message, self._reasoning_field)
         if ask.tail:
             wire.append({"role": "user", "content": ask.tail})

@@ -14,7 +14,7 @@ from ..http.failures import ProviderError
 from ..http.remote import ModelRequest, RemoteBackend, ResponseReader, StreamError, parse_input
 from ..http.reported_usage import ReportedUsage
 from ..normalize_messages import arrange, whole
-from .openai import OpenAIApi, arguments, data_url, functions, own_fields, result_text, wants
+from .openai import OpenAIApi, arguments, data_url, functions, own_fields, provider_requirements, result_text
 
 __all__ = ["ResponsesApi", "from_spec"]
 
@@ -31,7 +31,7 @@ class ResponsesApi(OpenAIApi):
         """Return the body of the request."""
         flags = ask.model.flags
         wire: list[dict[str, Any]] = []
-        for message in arrange(ask.messages, wants(ask, IDS)):
+        for message in arrange(ask.messages, provider_requirements(ask, IDS)):
             wire += _items(message)
         if ask.tail:
             wire.append({"type": "message", "role": "user", "content": list(_input_parts([Text(ask.tail)]))})

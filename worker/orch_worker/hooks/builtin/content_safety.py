@@ -22,7 +22,7 @@ from orch_protocol.hooks.patches import Patch
 
 from ..hook import Hook, make_hook
 
-__all__ = ["KINDS", "make", "redacted"]
+__all__ = ["KINDS", "make", "redact"]
 
 NAME: Final = "content_safety"
 BASE62: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -90,7 +90,7 @@ KINDS: Final[dict[str, SecretPattern]] = {
 """What is looked for, by name."""
 
 
-def redacted(text: str, kinds: tuple[str, ...] = tuple(KINDS)) -> str:
+def redact_text(text: str, kinds: tuple[str, ...] = tuple(KINDS)) -> str:
     """Return `text` with everything of `kinds` in it replaced by what it was."""
     for kind in kinds:
         text = KINDS[kind].regex.sub(_replaced(kind), text)
@@ -105,7 +105,7 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
             raise ConfigError(f"hooks.content_safety.kinds: there is no {kind!r}; there are {', '.join(KINDS)}")
 
     def redact(event: ToolReturn | Output, ctx: Any) -> Patch | None:  # noqa: ARG001
-        text = redacted(event.text, kinds)
+        text = redact_text(event.text, kinds)
         return event.patch(text=text) if text != event.text else None
 
     stages = ("tool_result", "before_output")

@@ -12,7 +12,7 @@ from orch_protocol.hooks.events import Event, Failed, ProviderResponse, ToolCall
 from orch_protocol.hooks.options import HookOptions
 
 from ..hook import Hook, make_hook
-from .usage_log import DailyUsage, ModelUsage, ToolUsage, UsageLog, added, day_of
+from .usage_log import DailyUsage, ModelUsage, ToolUsage, UsageLog, add_usage, day_of
 
 __all__ = ["FILE", "make"]
 
@@ -50,7 +50,7 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
             put()
 
     def keep(day: str, more: DailyUsage) -> None:
-        sums[day] = added(sums.get(day, DailyUsage()), more)
+        sums[day] = add_usage(sums.get(day, DailyUsage()), more)
 
     def put() -> DailyUsage:
         last = DailyUsage()

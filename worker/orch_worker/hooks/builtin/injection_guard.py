@@ -17,7 +17,7 @@ from orch_protocol.hooks.events import ToolReturn
 from orch_protocol.hooks.options import HookOptions
 from orch_protocol.hooks.patches import Block, Patch
 
-from ...policy.taint import fenced
+from ...policy.taint import fence_text
 from ..hook import Hook, make_hook
 
 __all__ = ["RULES", "InjectionRule", "found_in", "make"]
@@ -205,7 +205,7 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
         ctx.log(f"{event.name}: {found}; score {score:g}")
         if given.block is not None and score >= given.block:
             return Block(WITHHELD.format(found=found, score=score))
-        return event.patch(text=fenced(event.text, NAME, ABOUT.format(found=found, score=score)))
+        return event.patch(text=fence_text(event.text, NAME, ABOUT.format(found=found, score=score)))
 
     return (make_hook(guard, "tool_result", name=NAME, kind="control", priority=8, does=["text", "block"]),)
 

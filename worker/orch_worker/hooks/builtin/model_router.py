@@ -18,7 +18,7 @@ from orch_protocol.hooks.options import HookOptions
 from orch_protocol.hooks.patches import Patch
 
 from ..hook import Hook, make_hook
-from ..outcome_ranking import OutcomeLog, RecordedOutcome, rank, subject
+from ..outcome_ranking import OutcomeLog, RecordedOutcome, question_terms, rank
 
 __all__ = ["make"]
 
@@ -59,7 +59,7 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
 
     def choose(event: BeforeTurn, _ctx: Any) -> Patch:
         nonlocal turn
-        terms = subject(event.prompt)
+        terms = question_terms(event.prompt)
         best = rank(settings.models, evidence.outcomes(), terms, time.time(), thrift=settings.thrift)[0]
         turn = _RoutedTurn(best.choice, terms)
         return event.patch(model=best.choice)

@@ -17,7 +17,7 @@ from orch_protocol.hooks.options import HookOptions
 from orch_protocol.hooks.patches import Patch
 
 from ..hook import Hook, make_hook
-from ..outcome_ranking import OutcomeLog, RankedChoice, RecordedOutcome, rank, subject
+from ..outcome_ranking import OutcomeLog, RankedChoice, RecordedOutcome, question_terms, rank
 
 __all__ = ["make"]
 
@@ -50,7 +50,7 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
     def tell(event: BeforeTurn | ProviderRequest, _ctx: Any) -> Patch | None:
         nonlocal turn
         if isinstance(event, BeforeTurn):
-            turn = _ObservedTurn(subject(event.prompt))
+            turn = _ObservedTurn(question_terms(event.prompt))
             found = rank(event.tools, evidence.outcomes(), turn.terms, time.time(), thrift=THRIFT)
             turn.ranked = [each for each in found if each.tried >= settings.least]
             hopeless = {each.choice for each in turn.ranked if each.chance <= HOPELESS}

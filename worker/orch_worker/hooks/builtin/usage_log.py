@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from orch_protocol.core.messages import Usage
 
-from ...system.atomic_json import locked, read, write
+from ...system.atomic_json import file_lock, read, write
 
-__all__ = ["DailyUsage", "ModelUsage", "ToolUsage", "UsageLog", "added", "day_of"]
+__all__ = ["DailyUsage", "ModelUsage", "ToolUsage", "UsageLog", "add_usage", "day_of"]
 
 KEPT_DAYS: Final = 400
 
@@ -55,7 +55,7 @@ def day_of(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
-def added(one: DailyUsage, other: DailyUsage) -> DailyUsage:
+def add_usage(one: DailyUsage, other: DailyUsage) -> DailyUsage:
     """Return the sums of both."""
     models, tools = dict(one.models), dict(one.tools)
     for name, model in other.models.items():
@@ -79,8 +79,8 @@ class UsageLog:
     def add(self, day: str, sums: DailyUsage) -> DailyUsage:
         """Add `sums` to those of `day`, and return that. Raises ConfigError, StoreError, OSError."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locked(self._path.with_name(f"{self._path.name}.lock")):
+        with file_lock(self._path.with_name(f"{self._path.name}.lock")):
             days = self.days()
-            days[day] = added(days.get(day, DailyUsage()), sums)
+            days[day] = add_usage(days.get(day, DailyUsage()), sums)
             write(self._path, dict(sorted(days.items(), reverse=True)[:KEPT_DAYS]), durable=False)
         return days[day]

@@ -24,11 +24,11 @@ from orch_protocol.agent.spec import Durability
 from orch_protocol.core.errors import ForeignFileError, StoreError
 from orch_protocol.session.entries import TranscriptPosition
 
-from ...system.files import cannot, cause, keep_aside, lines_backwards, open_regular, sync_folder
+from ...system.files import error_text, io_error, keep_aside, lines_backwards, open_regular, sync_folder
 from .atomic_rewrite import discard_unfinished
 from .blocks import BlockReader
 from .lock import FolderLock
-from .record_format import ChecksumChain, UncheckedLine, seal, unseal
+from .record_format import ChecksumChain, UncheckedLine, seal_lines, unseal_line
 from .verified_prefix import (
     MIN_PREFIX_BYTES,
     LineSpan,
@@ -48,8 +48,8 @@ __all__ = [
     "last_position",
     "load",
     "newest_first",
-    "objects",
-    "scan",
+    "read_objects",
+    "scan_lines",
     "without_fsync",
 ]
 
@@ -154,14 +154,14 @@ def load(
             beside = read_verified_prefix(path) if anew is not None else None
             blocks = _blocks(file, first, header, beside) if take_lines is not None and header is not None else None
             if blocks is not None and take_lines is not None:
-                found = unsealed.object if (unsealed := unseal(first[:-1])) else b""
+                found = unsealed.object if (unsealed := unseal_line(first[:-1])) else b""
                 start, before = blocks.offset, blocks.sum
                 for block in blocks:
                     take_lines(block, LineSpan(start, blocks.offset, before, blocks.sum))
                     start, before = blocks.offset, blocks.sum
                 last, whole = blocks.offset, (0, blocks.offset, blocks.chain.seq, blocks.chain.checksum)
             file.seek(last)
-            behind = scan(file, blocks.chain, last) if blocks is not None else scan(file)
+            behind = scan_lines(file, blocks.chain, last) if blocks is not None else scan_lines(file)
             for number, (offset, line, sealed, remark) in enumerate(behind, blocks.number + 1 if blocks else 1):
                 if remark:
                     bad.append(Damage(number, offset, len(line), remark))
@@ -186,7 +186,7 @@ def load(
         anew()
         return load(path, header=header, take=take, take_lines=take_lines)
     except OSError as error:
-        raise cannot("read", path, error) from error
+        raise io_error("read", path, error) from error
     del damage[damaged:]
     if blocks is None or blocks.offset != end or blocks.number != seq:
         return LogContents(found, objects, damage, torn, end, seq, checksum)
@@ -194,7 +194,7 @@ def load(
     return LogContents(found, objects, damage, torn, end, seq, checksum, None, blocks.sum, noted)
 
 
-def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
+def read_objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
     """Yield the good objects of the file at `path`, its header first, holding little more of it than one append.
 
     What was not appended whole is left out. What seals a line may be left on its object: keys of the store's own. A
@@ -215,7 +215,7 @@ def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
                 for block in blocks:
                     yield from block[:-1].split(b"\n")
             file.seek(blocks.offset if blocks is not None else 0)
-            for _, _, sealed, _ in scan(file, blocks.chain if blocks is not None else None):
+            for _, _, sealed, _ in scan_lines(file, blocks.chain if blocks is not None else None):
                 if sealed is None:
                     continue
                 waiting.append(sealed.object)
@@ -223,18 +223,18 @@ def objects(path: Path, *, header: bytes | None = None) -> Iterator[bytes]:
                     yield from waiting
                     waiting.clear()
     except OSError as error:
-        raise cannot("read", path, error) from error
+        raise io_error("read", path, error) from error
 
 
 def _blocks(file: BinaryIO, first: bytes, header: bytes, known: VerifiedPrefix | None = None) -> BlockReader | None:
     """Return the blocks behind the sound header `first`, None when it is none: the file is to be read line by line."""
-    sealed = unseal(first[:-1]) if first.endswith(b"\n") else None
+    sealed = unseal_line(first[:-1]) if first.endswith(b"\n") else None
     if sealed is None or sealed.more or not sealed.fits(0) or not first.startswith(_magic(header)):
         return None
     return BlockReader(file, first, ChecksumChain(sealed.seq, sealed.checksum), known)
 
 
-def scan(
+def scan_lines(
     file: BinaryIO, chain: ChecksumChain | None = None, offset: int = 0
 ) -> Iterator[tuple[int, bytes, UncheckedLine | None, str]]:
     """Yield the lines of `file` from `offset`, where it stands: where each begins, what it is, and that taken apart.
@@ -245,7 +245,7 @@ def scan(
     chain = chain or ChecksumChain()
     for line in file:
         content = line[:-1]
-        sealed = unseal(content) if line.endswith(b"\n") else None
+        sealed = unseal_line(content) if line.endswith(b"\n") else None
         good, remark = chain.take(content, sealed)
         yield offset, line, sealed if good else None, remark
         offset += len(line)
@@ -257,10 +257,10 @@ def _magic(header: bytes | None) -> bytes:
 
 def _require_ours(path: Path, line: bytes, header: bytes | None) -> None:
     magic = _magic(header)
-    sealed = unseal(line[:-1])
+    sealed = unseal_line(line[:-1])
     if line.startswith(b"\0"):
         # The power was cut before the first block reached the disk, though others may have.
-        ours = not line.endswith(b"\n") or unseal(b"{" + line[:-1].lstrip(b"\0")) is not None
+        ours = not line.endswith(b"\n") or unseal_line(b"{" + line[:-1].lstrip(b"\0")) is not None
     elif not line.endswith(b"\n"):
         # The very first write was cut short.
         ours = magic.startswith(line) or line.startswith(magic)
@@ -298,7 +298,7 @@ def newest_sealed(path: Path) -> Iterator[UncheckedLine]:
     finished = False
     after: UncheckedLine | None = None
     for line in lines_backwards(path):
-        sealed = unseal(line)
+        sealed = unseal_line(line)
         if after is not None and after.fits(sealed.checksum if sealed else 0):
             finished = finished or not after.more
             if finished:
@@ -322,7 +322,7 @@ def find_position(path: Path, seq: int) -> TranscriptPosition | None:
 
 def _positions(path: Path) -> Iterator[TranscriptPosition]:
     for line in lines_backwards(path):
-        if (sealed := unseal(line)) is not None:
+        if (sealed := unseal_line(line)) is not None:
             yield TranscriptPosition(sealed.seq, sealed.checksum)
 
 
@@ -390,7 +390,7 @@ class AppendLog:
                 log.append(header)
         except OSError as error:
             os.close(descriptor)
-            raise cannot("repair", path, error) from error
+            raise io_error("repair", path, error) from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -439,7 +439,7 @@ class AppendLog:
             if len(object) < 3 or object[:1] != b"{" or object[-1:] != b"}" or b"\n" in object:
                 raise StoreError(f"cannot append to {self.path}: not a JSON object on one line: {object[:40]!r}")
         end, seq, checksum, sum = self._state
-        data, seq, checksum = seal(objects, seq, checksum)
+        data, seq, checksum = seal_lines(objects, seq, checksum)
         self._commit(data, (end + len(data), seq, checksum, crc32(data, sum) if sum is not None else None))
         if end - self._noted >= PREFIX_NOTE_INTERVAL_BYTES:
             self._note()  # for whoever opens the file when this process was killed
@@ -469,7 +469,7 @@ class AppendLog:
                 raise FileNotFoundError(errno.ENOENT, "somebody removed it")
         except OSError as error:
             # The descriptor stays taken until close, so that its number cannot come to mean another file.
-            self.fault = f"cannot sync {self.path}: {cause(error)}; what it holds is uncertain, open it anew"
+            self.fault = f"cannot sync {self.path}: {error_text(error)}; what it holds is uncertain, open it anew"
             raise StoreError(self.fault) from error
         self._synced = max(self._synced, end)
 
@@ -511,14 +511,14 @@ class AppendLog:
             if self._state is not state:
                 self._roll_back()
             if isinstance(error, OSError):
-                raise cannot("append to", self.path, error) from error
+                raise io_error("append to", self.path, error) from error
             raise
 
     def _roll_back(self) -> None:
         try:
             os.ftruncate(self._descriptor, self._state[0])
         except OSError as error:
-            self.fault = f"cannot take a half-written line back from {self.path}: {cause(error)}; open it anew"
+            self.fault = f"cannot take a half-written line back from {self.path}: {error_text(error)}; open it anew"
             raise StoreError(self.fault) from error
 
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ...system.files import cannot, sync_folder
-from .record_format import UncheckedLine, seal, unseal
+from ...system.files import io_error, sync_folder
+from .record_format import UncheckedLine, seal_lines, unseal_line
 
 __all__ = ["LogRewrite", "discard_unfinished", "rewriting"]
 
@@ -54,7 +54,7 @@ class LogRewrite:
         self._put(sealed.replace(b'"c":"%08x"' % right, b'"c":"%08x"' % self._checksum))
 
     def _sealed(self, object: bytes, seq: int, *, more: bool = False) -> bytes:
-        line, self._seq, self._checksum = seal([object], seq - 1, self._checksum, more=more)
+        line, self._seq, self._checksum = seal_lines([object], seq - 1, self._checksum, more=more)
         return line
 
     def _put(self, line: bytes) -> None:
@@ -80,7 +80,7 @@ class LogRewrite:
 
 
 def _unsealed(line: bytes) -> UncheckedLine | None:
-    return unseal(line[:-1]) if line.endswith(b"\n") else None
+    return unseal_line(line[:-1]) if line.endswith(b"\n") else None
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def rewriting(path: Path) -> Iterator[LogRewrite]:
         discard_unfinished(path)
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise cannot("write", beside, error) from error
+        raise io_error("write", beside, error) from error
     try:
         new = LogRewrite(beside, descriptor)
         yield new
@@ -105,7 +105,7 @@ def rewriting(path: Path) -> Iterator[LogRewrite]:
     except BaseException as error:
         discard_unfinished(path)
         if isinstance(error, OSError):
-            raise cannot("rewrite", path, error) from error
+            raise io_error("rewrite", path, error) from error
         raise
     finally:
         os.close(descriptor)

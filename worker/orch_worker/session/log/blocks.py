@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, Final
 from zlib import crc32
 
-from .record_format import MORE, ChecksumChain, unseal
+from .record_format import MORE, ChecksumChain, unseal_line
 from .verified_prefix import PrefixMismatchError, VerifiedPrefix
 
 __all__ = ["BlockReader"]
@@ -77,7 +77,7 @@ class BlockReader:
 
     def _take(self, block: bytes) -> bool:
         """Take `block` in, if all of its lines are sound; return whether they are."""
-        sealed = unseal(block[block.rfind(b"\n", 0, -1) + 1 : -1])
+        sealed = unseal_line(block[block.rfind(b"\n", 0, -1) + 1 : -1])
         sums, ends = _line_checksums(block, self.chain.checksum)
         if sealed is None or ends != _expected_suffixes(sums):
             return False
@@ -90,7 +90,7 @@ class BlockReader:
 
 def _last_line_matches(block: bytes, known: VerifiedPrefix) -> bool:
     """Say whether the last line of `block` has the number and the checksum that are known."""
-    sealed = unseal(block[block.rfind(b"\n", 0, -1) + 1 : -1])
+    sealed = unseal_line(block[block.rfind(b"\n", 0, -1) + 1 : -1])
     return sealed is not None and (sealed.seq, sealed.checksum, sealed.more) == (known.seq, known.checksum, False)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from orch_protocol.core.errors import LockedError, StoreError
 
-from ...system.files import cannot, open_regular
+from ...system.files import io_error, open_regular
 
 __all__ = ["FolderLock", "file_system", "private_folder"]
 
@@ -55,7 +55,7 @@ class FolderLock:
             raise LockedError(f"{folder} is in use by process {owner}: end that, or choose another folder") from error
         except OSError as error:
             os.close(descriptor)
-            raise cannot("lock", folder, error) from error
+            raise io_error("lock", folder, error) from error
         return cls(folder, descriptor)
 
     def holds(self) -> bool:
@@ -101,7 +101,7 @@ def private_folder(folder: Path) -> None:
             private_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise cannot("create", folder, error) from error
+        raise io_error("create", folder, error) from error
 
 
 def file_system(folder: Path) -> str:

@@ -15,7 +15,7 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-__all__ = ["END_BYTES", "UNCHECKED", "ChecksumChain", "UncheckedLine", "seal", "sealed_at", "unseal"]
+__all__ = ["END_BYTES", "UNCHECKED", "ChecksumChain", "UncheckedLine", "seal_lines", "sealed_at", "unseal_line"]
 
 UNCHECKED: Final = "follows lost lines, so that it cannot be checked"
 MORE: Final = b',"m":1'
@@ -54,7 +54,7 @@ class UncheckedLine(Struct, frozen=True, gc=False):
         return b"%08x" % crc32(self.body, seed) == self.stated
 
 
-def seal(objects: Sequence[bytes], seq: int, checksum: int, *, more: bool = False) -> tuple[bytes, int, int]:
+def seal_lines(objects: Sequence[bytes], seq: int, checksum: int, *, more: bool = False) -> tuple[bytes, int, int]:
     """Return lines for `objects`, to follow the line with `seq` and `checksum`; and those of the last of them.
 
     `more` says that the append they belong to goes on behind them.
@@ -69,7 +69,7 @@ def seal(objects: Sequence[bytes], seq: int, checksum: int, *, more: bool = Fals
     return b"".join(lines), seq, checksum
 
 
-def unseal(line: bytes) -> UncheckedLine | None:
+def unseal_line(line: bytes) -> UncheckedLine | None:
     """Return `line` (without its newline) taken apart, or None when it is not of our shape."""
     at = sealed_at(line, 0, len(line))
     if at < 0:
@@ -117,7 +117,7 @@ class ChecksumChain:
         return cls(int(stated[1]), int(stated[2], 16)) if stated else cls()
 
     def take(self, line: bytes, sealed: UncheckedLine | None) -> tuple[bool, str]:
-        """Return whether `line`, `sealed` by `unseal`'s word, is good; and what is to be said about it, mostly ""."""
+        """Return whether `line`, taken apart by `unseal_line` as `sealed`, is good; and a note about it, mostly ""."""
         if sealed is None:
             self._suspect(_STATED.findall(line[-40:]))
             return False, "not a line of ours"

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from orch_protocol.core.errors import StoreError
 
-from ...system.files import bytes_of, cannot, open_regular
+from ...system.files import bytes_of, io_error, open_regular
 
 __all__ = [
     "MIN_PREFIX_BYTES",
@@ -65,7 +65,7 @@ class LineSpan(Struct, frozen=True, gc=False):
             with open(open_regular(path, os.O_RDONLY), "rb", buffering=0) as file:
                 lines = os.pread(file.fileno(), self.stop - self.start, self.start)
         except OSError as error:
-            raise cannot("read", path, error) from error
+            raise io_error("read", path, error) from error
         if crc32(lines, self.before) != self.after:
             raise StoreError(f"{path} was changed by somebody else while it was open: run `orch fsck`")
         return lines

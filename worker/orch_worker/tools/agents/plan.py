@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from orch_protocol.agent.plan import TaskStatus
 
-from ...session.plan import TaskList, listed, made, updated
+from ...session.plan import TaskList, new_tasks, task_lines, update_task
 from ..api.base import ToolContext, ToolError, tool
 
 __all__ = ["exit_plan_mode", "task_create", "task_update"]
@@ -54,8 +54,8 @@ async def task_create(
         tasks: What is to be done, one after the other, each in a sentence.
     """
     agenda = _agenda(context)
-    agenda.set_tasks(made(tasks))
-    return listed(agenda.tasks)
+    agenda.set_tasks(new_tasks(tasks))
+    return task_lines(agenda.tasks)
 
 
 @tool(category="tasks", available=_has_agenda, exclusive=True)
@@ -70,10 +70,10 @@ async def task_update(context: ToolContext, index: int, status: TaskStatus) -> s
     if not agenda.tasks:
         raise ToolError("There are no tasks: task_create makes some.")
     try:
-        agenda.set_tasks(updated(agenda.tasks, index, status))
+        agenda.set_tasks(update_task(agenda.tasks, index, status))
     except IndexError:
         raise ToolError(f"There is no task {index}: they are 1 to {len(agenda.tasks)}.") from None
-    return listed(agenda.tasks)
+    return task_lines(agenda.tasks)
 
 
 def _agenda(context: ToolContext) -> TaskList:

@@ -185,9 +185,9 @@ async def _answer(context: ToolContext, asked: QueryAgent | Collect, return_name
 
         text = f"{text}\n\n{await all_of(context, reply)}"
     if return_name is not None:
-        from ..values.values import adopted  # by those who ask for a value
+        from ..values.values import adopt_value  # by those who ask for a value
 
-        text = f"{text}\n\n{await adopted(context, reply.id, return_name, local=reply.local)}"
+        text = f"{text}\n\n{await adopt_value(context, reply.id, return_name, local=reply.local)}"
     return ToolOutput(text, local=reply.local, marks=inherited_labels(reply.marks, reply.id))
 
 

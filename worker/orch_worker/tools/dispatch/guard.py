@@ -18,8 +18,8 @@ from orch_protocol.services.approvals import EVALUATE_POLICY, REQUEST_APPROVAL
 from orch_protocol.wire.tool_events import CallOutcome
 
 from ...policy.file_filter import FileFilter
-from ...policy.path_rules import grounds_of, meant, places_of, start_of, where_of
-from ...policy.policy_callback import PolicyCallback, named
+from ...policy.path_rules import expand_wildcards, grounds_of, places_of, start_of, where_of
+from ...policy.policy_callback import PolicyCallback, load_policy_function
 from ...policy.rules import (
     RECURSIVE,
     JudgedCall,
@@ -31,8 +31,8 @@ from ...policy.rules import (
     passed_over,
     strictest,
 )
-from ...policy.taint import CODE, WEB, CallTaint, judge_taint, marked, marks_of, nature_of, trusts
-from ...session.interruption_notes import denied, not_approved, not_yet, rehearsed
+from ...policy.taint import CODE, WEB, CallTaint, is_trusted_host, judge_taint, marks_of, nature_of, tainting_files
+from ...session.interruption_notes import denied_result, dry_run_result, not_approved, not_yet
 from ..api.base import ToolContext, ToolError, ToolOutput
 from .local_only import LocalOnlyGuard
 
@@ -95,7 +95,7 @@ class Guard:
     def judge(self, call: ToolUse) -> Verdict:
         """Return the verdict on `call`; what it touches counts for the calls after it, whatever the verdict."""
         places = self._places(call)
-        there = meant(places) if places is not None else None
+        there = expand_wildcards(places) if places is not None else None
         grounds = self._grounds()
         start = start_of(call.name, call.input, self._where)
         judged = JudgedCall(call.name, (*(places or ()), *(there or ())), self._personal, self._planning, start)
@@ -156,7 +156,7 @@ class Guard:
         """
         verdict, stays = await self.placed(await self.heard(call, verdict))
         if self._dry_run:
-            return GuardDecision("dry_run", verdict, rehearsed(call.name, verdict), verdict.reason)
+            return GuardDecision("dry_run", verdict, dry_run_result(call.name, verdict), verdict.reason)
         outcome, why, by_user = await self._asked(call, verdict, approved=approved)
         if outcome == "start" and stays and (elsewhere := await self._locality.bind()):
             outcome, why = "deny", f"what it brings is for a model on this machine: {elsewhere}"
@@ -179,7 +179,7 @@ class Guard:
         nature, _ = self._natures.pop(call.id, (CallTaint(), False))
         if output.origin is not None or (call.name in WEB and output.is_error):
             # Where it came from in the end; and without an answer nobody else has said anything.
-            if output.origin and not trusts(output.origin, self._taint):
+            if output.origin and not is_trusted_host(output.origin, self._taint):
                 nature = replace(nature, brings=nature.brings | {"untrusted"}, subject=output.origin)
             else:
                 nature = replace(nature, brings=nature.brings - {"untrusted"})
@@ -194,7 +194,7 @@ class Guard:
         content, cwd = self._content, self._context.cwd
         if self._record is None or not (content or (output.files_changed and self._record.exists())):
             return
-        from ...policy.taint import changed_below, note
+        from ...policy.taint import changed_below, remember_file_taint
 
         since = self._began.pop(call.id, None)
         files = [str(cwd / file) for file in output.files_changed]
@@ -203,7 +203,7 @@ class Guard:
             files += changed_below(cwd, since, (home, home.parent))
         whole = call.name == "write_file" and not call.input.get("append")
         try:
-            note(self._record, files, content, whole=whole)
+            remember_file_taint(self._record, files, content, whole=whole)
         except ConfigError as error:
             raise StoreError(str(error)) from error
 
@@ -247,9 +247,9 @@ class Guard:
     def _grounds(self) -> ResolvedRules:
         grounds = grounds_of(self._spec, self._where)
         if self._record is not None and self._record.exists():
-            from ...policy.taint import added  # only where somebody wrote something that is followed
+            from ...policy.taint import with_remembered_taint  # only where somebody wrote something that is followed
 
-            grounds = added(grounds, self._record)
+            grounds = with_remembered_taint(grounds, self._record)
         return grounds
 
     def _sieve(self, tool: str, start: str) -> FileFilter | None:
@@ -257,7 +257,7 @@ class Guard:
         begins = NamedPath(start, start)
         call = JudgedCall(tool, (begins,), start=begins if tool in RECURSIVE else None)
         away = passed_over(grounds, call, start)
-        brings = {bit: at for bit, rules in marked(grounds).items() if (at := at_hand(rules, start))}
+        brings = {bit: at for bit, rules in tainting_files(grounds).items() if (at := at_hand(rules, start))}
         if not away and not brings:
             return None
         there = nature_of(call, {}, None, grounds, self._taint).brings | bits_in(self._held)
@@ -280,7 +280,7 @@ class Guard:
         if call.name == EXIT_PLAN:
             return not_approved(reason)
         later = self._planning and operation_of(call.name) != "read"
-        return (not_yet if later else denied)(call.name, reason)
+        return (not_yet if later else denied_result)(call.name, reason)
 
     def _shown(self, call: ToolUse, verdict: Verdict) -> PolicyCall:
         return PolicyCall(
@@ -306,7 +306,7 @@ def _judges(spec: PolicySpec, context: ToolContext) -> Sequence[Judge]:
     """Return what asks the user's functions: the one that is configured, and the one in the root."""
     found: list[Judge] = []
     if spec.rules.function is not None:
-        opinion = PolicyCallback(named(spec.rules.function))
+        opinion = PolicyCallback(load_policy_function(spec.rules.function))
         found.append(lambda call: opinion.of(call, spec.rules))
 
     async def ask_root(call: PolicyCall) -> Verdict:

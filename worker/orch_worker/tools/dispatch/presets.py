@@ -26,9 +26,9 @@ __all__ = [
     "PRESETS",
     "RECALL",
     "BuiltinTool",
+    "granted_tools",
     "load",
     "make_toolbox",
-    "resolve",
 ]
 
 
@@ -102,7 +102,7 @@ CATEGORIES: Final[dict[str, tuple[str, ...]]] = {
 """Names that stand for several tools wherever tools are named."""
 
 
-def resolve(preset: str | None = None, tools: Iterable[str] | None = None) -> tuple[str, ...]:
+def granted_tools(preset: str | None = None, tools: Iterable[str] | None = None) -> tuple[str, ...]:
     """Return the names of the tools that `tools`, or else `preset`, grants; neither means the default preset.
 
     The name of a category stands for its tools. No tools at all is a choice like any other. Raises ConfigError for an
@@ -129,7 +129,7 @@ def resolve(preset: str | None = None, tools: Iterable[str] | None = None) -> tu
 
 def load(names: Iterable[str]) -> tuple[Tool, ...]:
     """Return the built-in tools called `names`, imported."""
-    return tuple(map(_imported, resolve(tools=names)))
+    return tuple(map(_imported, granted_tools(tools=names)))
 
 
 @cache

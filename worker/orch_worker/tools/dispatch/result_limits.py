@@ -13,7 +13,7 @@ from orch_protocol.core.text import scrub
 
 from ...conversation.tokens import clip
 from ...policy.taint import LABEL
-from ..values.store import LEAST_SHOWN, level
+from ..values.store import LEAST_SHOWN, shared_limit
 
 __all__ = ["MAX_CAPTURED", "MAX_SHOWN", "MAX_SHOWN_A_STEP", "captured_text", "chars_to_show", "text_in", "with_text"]
 
@@ -32,7 +32,7 @@ def chars_to_show(texts: Sequence[str], bounds: Sequence[int], marks: Sequence[S
     whose `marks` say that it is untrusted leaves room for its label.
     """
     sizes = [min(len(text), bound) for text, bound in zip(texts, bounds, strict=True)]
-    most = level(sizes, MAX_SHOWN_A_STEP, MAX_SHOWN)
+    most = shared_limit(sizes, MAX_SHOWN_A_STEP, MAX_SHOWN)
     return [
         max(min(most, bound) - LABEL, LEAST_SHOWN) if "untrusted" in bits_in(each) else min(most, bound)
         for bound, each in zip(bounds, marks, strict=True)

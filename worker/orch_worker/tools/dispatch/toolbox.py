@@ -23,10 +23,10 @@ from orch_protocol.policy.policy import Verdict
 
 from ...conversation.tokens import clip
 from ...policy.rules import operation_of
-from ...policy.taint import labelled
-from ...session.interruption_notes import denied, withheld
-from ...system.secrets import masked, secrets_of
-from ...system.threads import is_interrupt, told
+from ...policy.taint import label_untrusted
+from ...session.interruption_notes import denied_result, withheld_result
+from ...system.secrets import mask_secrets, secrets_of
+from ...system.threads import describe_exception, is_interrupt
 from ..api.base import Tool, ToolContext, ToolError, ToolOutput
 from ..values.store import ValueFiles
 from .budget_client import FREE, BudgetClient
@@ -34,7 +34,7 @@ from .call_events import CallReporter, Observe
 from .guard import Guard, GuardDecision
 from .result_limits import MAX_SHOWN, captured_text, chars_to_show, text_in, with_text
 
-__all__ = ["CallOutcome", "Executor", "Toolbox", "call_usage", "refuse"]
+__all__ = ["CallOutcome", "Executor", "Toolbox", "call_usage", "refused_outcome"]
 
 READER: Final = "read_handle"
 NO_JSON: Final = (
@@ -170,7 +170,7 @@ class Toolbox:
         try:
             if blocked:
                 account.refused("deny", blocked)
-                outcome = refuse(call, denied(call.name, blocked))
+                outcome = refused_outcome(call, denied_result(call.name, blocked))
             else:
                 outcome = await self._run(tool, call, account, approved=approved)
             shown = await seen(outcome) if seen is not None else outcome
@@ -188,7 +188,7 @@ class Toolbox:
         arguments, why = self._parsed(tool, call)
         if tool is None or why:
             account.refused("deny", why)
-            return refuse(call, why)
+            return refused_outcome(call, why)
         # At once, in call order; a question is asked when it is the call's turn, so that the order stays.
         verdict = self._guard.judge(call) if self._guard is not None else Verdict()
         async with self._admitted(tool), self._file(tool, call.input):
@@ -197,21 +197,21 @@ class Toolbox:
             else:
                 ruling = GuardDecision("start", verdict)
             if why := self._denied(call.name):  # while somebody was asked, or it waited for its turn
-                ruling = GuardDecision("deny", ruling.verdict, denied(call.name, why), why)
+                ruling = GuardDecision("deny", ruling.verdict, denied_result(call.name, why), why)
             if ruling.outcome != "start":
                 account.refused(ruling.outcome, ruling.reason, ruling.verdict)
-                return refuse(call, ruling.told, is_error=ruling.outcome != "dry_run")
+                return refused_outcome(call, ruling.told, is_error=ruling.outcome != "dry_run")
             waits, hold = tool.category in WAITING, FREE
             try:
                 if self.counted:
                     hold = await self._context.own(BudgetClient).reserve_call(None if waits else self._context.seconds)
             except BudgetExceededError as error:
                 account.refused("deny", str(error), ruling.verdict)
-                return replace(refuse(call, NOT_COVERED.format(error=error)), short=str(error))
+                return replace(refused_outcome(call, NOT_COVERED.format(error=error)), short=str(error))
             if why := self._begins(call):
                 hold.settle(call_usage(0.0))
                 account.refused("deny", why)
-                return refuse(call, why)
+                return refused_outcome(call, why)
             account.began(ruling.verdict)
             began = asyncio.get_running_loop().time()
             try:
@@ -233,7 +233,7 @@ class Toolbox:
                 marks = ()  # what is said in place of a tool has its label already
             used = output.usage + call_usage(0.0 if waits else asyncio.get_running_loop().time() - began)
             if output.local and self._guard is not None and (why := await self._guard.stay()):
-                output = ToolOutput(withheld(tool.name, why), is_error=True, usage=output.usage)
+                output = ToolOutput(withheld_result(tool.name, why), is_error=True, usage=output.usage)
             account.returned()
         changed = output.files_changed
         return CallOutcome(_result(call, output), files_changed=changed, usage=used, settle=hold.settle, marks=marks)
@@ -260,7 +260,7 @@ class Toolbox:
             granted = ", ".join(self._tools) or "none"
             return None, f"Tool {call.name!r} is not granted to this agent. Granted: {granted}."
         if why := self._denied(call.name):
-            return None, denied(call.name, why)
+            return None, denied_result(call.name, why)
         if why := tool.missing(self._context):
             return None, why
         if call.input.keys() == {INVALID_INPUT}:
@@ -287,7 +287,7 @@ class Toolbox:
         said = []
         for call, outcome, text, room in zip(calls, outcomes, texts, rooms, strict=True):
             cut = text if len(text) <= room else self._cut(text, room, call, outcome.marks)
-            said.append(labelled(cut, outcome.marks))
+            said.append(label_untrusted(cut, outcome.marks))
         if self.took is not None:
             self.took(calls, outcomes, said)
         return [
@@ -377,7 +377,7 @@ class Toolbox:
 
     def _without_keys(self, output: ToolOutput) -> ToolOutput:
         """Return `output` without the keys of the agent's process, wherever the tool came upon them."""
-        text = masked(output.text, secrets_of(self._context.keys))
+        text = mask_secrets(output.text, secrets_of(self._context.keys))
         return output if text == output.text else replace(output, text=text)
 
     def _abandon(self, task: asyncio.Task[ToolOutput]) -> None:
@@ -391,7 +391,7 @@ def call_usage(seconds: float) -> Usage:
     return Usage(tool_calls=1, tool_seconds=round(seconds, 6))
 
 
-def refuse(call: ToolUse, why: str, *, is_error: bool = True) -> CallOutcome:
+def refused_outcome(call: ToolUse, why: str, *, is_error: bool = True) -> CallOutcome:
     """Return the outcome of a call that was not run, and `why`."""
     return CallOutcome(_result(call, ToolOutput(why, is_error=is_error)), ran=False)
 
@@ -421,4 +421,4 @@ async def _caught(running: Awaitable[ToolOutput]) -> ToolOutput:
 def _say(error: BaseException) -> str:
     if isinstance(error, (ToolError, OrchError)) and str(error):
         return str(error)
-    return told(error)
+    return describe_exception(error)

@@ -9,7 +9,7 @@ from msgspec import Meta
 from orch_protocol.core.text import scrub
 
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
-from .write import place
+from .write import open_target
 
 __all__ = ["replace_in_file", "write_file"]
 
@@ -27,7 +27,7 @@ def write_file(context: ToolContext, path: str, content: str, append: bool = Fal
         append: Whether to keep what is there and add to it.
     """
     data = scrub(content).encode()
-    with place(context, path, make_folders=True) as target:
+    with open_target(context, path, make_folders=True) as target:
         if target.changed and not append:
             raise ToolError(
                 f"{path!r} has changed since you read it, and not by you: nothing was written. Read it again first."
@@ -56,7 +56,7 @@ def replace_in_file(
     """
     if old_text == new_text:
         raise ToolError("old_text and new_text are the same: nothing to change.")
-    with place(context, path) as target:
+    with open_target(context, path) as target:
         before = target.read(MAX_EDITED)
         if before is None:
             raise ToolError(f"There is no {path!r}.")

@@ -14,7 +14,7 @@ from ...system.files import regular_open_regular
 from ...system.safe_descent import FOLDER, open_below
 from ..api.base import ToolError
 
-__all__ = ["Note", "alternatives", "glob_regex", "top", "walk"]
+__all__ = ["Note", "expand_braces", "glob_regex", "top_level", "walk"]
 
 
 NAME: Final = "[^/]*"
@@ -34,7 +34,7 @@ Piece = tuple[str, str]
 """What may stand before, one of the above or nothing, and a regex of so many characters."""
 
 
-def alternatives(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """Return what `pattern` stands for where braces hold one of several, `*.{c,h}`, as shells have it and Git has not;
     itself first, since names may have braces. Raises ToolError when that is too many."""
     found, whole = [pattern], [pattern]
@@ -147,7 +147,7 @@ def walk(
     yield from _walk(root, prefix, rules, 0, repeat(None) if tickets is None else tickets, note)
 
 
-def top(
+def top_level(
     root: Path, tickets: Iterator[object], note: Note = lambda _: None
 ) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
     """Return the files of `root` itself and its folders, both by name, as `walk` would come upon them."""

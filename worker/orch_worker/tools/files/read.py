@@ -16,14 +16,14 @@ from msgspec import Meta
 from ...system.files import NotRegularError, regular_open_regular
 from ...system.safe_descent import FOLDER, open_below
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
-from .gitignore import alternatives, glob_regex, walk
+from .gitignore import expand_braces, glob_regex, walk
 from .read_stamps import ReadStamps, state_of
 from .search import PatternSearch, SearchTimeoutError
 
 if TYPE_CHECKING:
     from ...policy.file_filter import FileFilter
 
-__all__ = ["grep_files", "inside", "list_files", "opened", "read_file"]
+__all__ = ["grep_files", "list_files", "open_inside", "path_inside", "read_file"]
 
 MAX_READ_CHARS: Final = 28_000
 MAX_LINE_BYTES: Final = 8_000
@@ -46,12 +46,12 @@ def read_file(context: ToolContext, path: str, offset: Line = 1, limit: Line = 2
         offset: The first line to read.
         limit: How many lines to read at most.
     """
-    with opened(context, path) as file:
+    with open_inside(context, path) as file:
         if b"\0" in file.read(SNIFF_BYTES):
             size = os.fstat(file.fileno()).st_size
             raise ToolError(f"{path!r} is a binary file of {size:,} bytes; it has no lines.")
         file.seek(0)
-        context.own(ReadStamps).note(str(inside(context, path)), state_of(os.fstat(file.fileno())))
+        context.own(ReadStamps).note(str(path_inside(context, path)), state_of(os.fstat(file.fileno())))
         return _numbered_text(file, path, offset, limit, _stop_at(context))
 
 
@@ -68,7 +68,7 @@ def list_files(
     """
     found: list[str] = []
     count, stop_at, note = 0, _stop_at(context), ""
-    sieve = context.sieve("list_files", inside(context, path))
+    sieve = context.sieve("list_files", path_inside(context, path))
     for shown, _ in _files(context, path, glob, stop_at, sieve):
         count += 1
         if count <= max_results:
@@ -102,7 +102,7 @@ def grep_files(
     """
     root = context.cwd.resolve()
     found: list[str] = []
-    sieve = context.sieve("grep_files", inside(context, path))
+    sieve = context.sieve("grep_files", path_inside(context, path))
     size, searched, too_large, stop_at, note = 0, 0, 0, _stop_at(context), ""
     with PatternSearch(pattern, stop_at=stop_at, ignore_case=ignore_case) as seeker:
         for shown, target in _files(context, path, glob, stop_at, sieve):
@@ -129,7 +129,7 @@ def grep_files(
     return _sifted("\n".join(found) or f"No match for {pattern!r} in {searched:,} text files.", note, sieve)
 
 
-def inside(context: ToolContext, path: str) -> Path:
+def path_inside(context: ToolContext, path: str) -> Path:
     """Return the real path of `path`, taken relative to the context's folder. Raises ToolError when it leaves it."""
     root = context.cwd.resolve()
     try:
@@ -142,9 +142,9 @@ def inside(context: ToolContext, path: str) -> Path:
 
 
 @contextmanager
-def opened(context: ToolContext, path: str) -> Iterator[BinaryIO]:
+def open_inside(context: ToolContext, path: str) -> Iterator[BinaryIO]:
     """Open the file `path` for reading. Raises ToolError when it is not below the context's folder, or is no file."""
-    target, root = inside(context, path), context.cwd.resolve()
+    target, root = path_inside(context, path), context.cwd.resolve()
     if _is_folder(target, path, root):
         raise ToolError(f"{path!r} is a folder: use list_files.")
     try:
@@ -238,11 +238,11 @@ def _files(
 
     None is looked at any more from `stop_at` on.
     """
-    root, start = context.cwd.resolve(), inside(context, path)
+    root, start = context.cwd.resolve(), path_inside(context, path)
     if not _is_folder(start, path, root):
         yield start.relative_to(root).as_posix(), start
         return
-    wanted = [glob_regex(each) for each in alternatives(glob)] if glob else None
+    wanted = [glob_regex(each) for each in expand_braces(glob)] if glob else None
     below = "" if start == root else f"{start.relative_to(root).as_posix()}/"
     for shown, _ in walk(root, start, takewhile(lambda _: time.monotonic() < stop_at, repeat(None))):
         if sieve is not None and sieve.keeps_away(str(root / shown)):

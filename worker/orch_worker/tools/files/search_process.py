@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Final, cast
 
-from ...system.isolated_read import BOUND, NEEDED, bounds
+from ...system.isolated_read import BOUND, NEEDED, resource_limit_arguments
 from ..api.base import ToolError
 
 __all__ = ["SearchProcess"]
@@ -35,7 +35,7 @@ class SearchProcess:
     def __init__(self, regex: re.Pattern[str]) -> None:
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", SEEK, *bounds(int(4 * SECONDS), ROOM)],
+                [sys.executable, "-I", "-S", "-c", SEEK, *resource_limit_arguments(int(4 * SECONDS), ROOM)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

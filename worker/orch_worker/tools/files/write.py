@@ -11,13 +11,13 @@ from pathlib import Path, PurePosixPath
 from time import sleep
 from typing import Final
 
-from ...system.files import cause
+from ...system.files import error_text
 from ...system.safe_descent import FOLDER, open_below
 from ..api.base import ToolContext, ToolError
-from .read import inside
+from .read import path_inside
 from .read_stamps import ReadStamps, State, state_of
 
-__all__ = ["FileTarget", "place"]
+__all__ = ["FileTarget", "open_target"]
 
 MAX_PATH: Final = 4_000
 FIRST_PAUSE: Final = 0.002
@@ -94,7 +94,7 @@ class FileTarget:
 
 
 @contextmanager
-def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Iterator[FileTarget]:
+def open_target(context: ToolContext, path: str, *, make_folders: bool = False) -> Iterator[FileTarget]:
     """Open the folder that `path` lies in. Raises ToolError when that is not below the context's folder.
 
     Links are resolved once, and the result is opened without following any: a link put there afterwards is an error,
@@ -102,7 +102,7 @@ def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Ite
     changes a file of that folder in this way: of what several read and write at the same time nothing is lost.
     """
     root = context.cwd.resolve()
-    real = inside(context, path)
+    real = path_inside(context, path)
     if real == root:
         raise ToolError(f"{path!r} is the working folder itself: name a file.")
     if len(os.fsencode(real)) > MAX_PATH:  # a walk would get there, and nobody by the name
@@ -121,7 +121,7 @@ def place(context: ToolContext, path: str, *, make_folders: bool = False) -> Ite
         finally:
             os.close(folder)
     except OSError as error:
-        raise ToolError(f"{path!r} cannot be written: {cause(error)}.") from error
+        raise ToolError(f"{path!r} cannot be written: {error_text(error)}.") from error
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from ..api.base import ToolContext, ToolError, tool
-from ..files.read import opened
+from ..files.read import open_inside
 from ..values.repr import Columns, type_name
 from ..values.tables import Table, read_table, table_of
 from .namespace import Namespace
@@ -41,7 +41,7 @@ def describe_data(context: ToolContext, path: str, rows: Rows = 5) -> str:
         rows: How many of the first rows to show.
     """
     stop_at = time.monotonic() + context.seconds * 0.8
-    with opened(context, path) as file:
+    with open_inside(context, path) as file:
         return f"{path}: {_described(read_table(file, path), rows, stop_at)}"
 
 

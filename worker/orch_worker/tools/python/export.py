@@ -17,7 +17,7 @@ from ..values.values import ValueStore
 if TYPE_CHECKING:
     from .namespace import Namespace
 
-__all__ = ["export", "stored"]
+__all__ = ["export", "stored_value"]
 
 RUN: frozenset[str] = frozenset({"run_python"})
 
@@ -28,7 +28,7 @@ async def export(context: ToolContext, name: str) -> ValueInfo:
     Raises NoValueError, which says what is wrong with the name or the value and what to do.
     """
     if SPELLING.fullmatch(name.strip()):
-        return await asyncio.to_thread(stored, context, name)
+        return await asyncio.to_thread(stored_value, context, name)
     if not name.isidentifier():
         raise NoValueError(f"{name!r} is no simple name and no handle such as .h_001: let the agent bind it to a name")
     if context.granted.isdisjoint(RUN):
@@ -38,7 +38,7 @@ async def export(context: ToolContext, name: str) -> ValueInfo:
     return await asyncio.to_thread(_bound, context, context.own(Namespace), name)
 
 
-def stored(context: ToolContext, handle: str) -> ValueInfo:
+def stored_value(context: ToolContext, handle: str) -> ValueInfo:
     """Return what is stored under `handle`. Raises NoValueError."""
     values = context.own(ValueStore)
     try:
@@ -72,4 +72,4 @@ def _bound(context: ToolContext, space: Namespace, name: str) -> ValueInfo:
         raise NoValueError(f"{name!r} cannot leave its process: {error}") from error
     except OSError as error:
         raise NoValueError(f"{name!r} could not be written to a file: {error.strerror}") from error
-    return stored(context, kept.handle)
+    return stored_value(context, kept.handle)

@@ -25,10 +25,19 @@ from ...system import atomic_json
 from ..api.base import ToolContext, ToolError, ToolOutput
 from ..shell.output_capture import OutputCapture
 from ..values import values
-from ..values.repr import brief, is_large
+from ..values.repr import is_large, one_line_repr
 from ..values.values import Handles, UnknownHandleError, ValueStore
 
-__all__ = ["Namespace", "SavedNames", "bound", "forget", "lend", "listed", "remember", "take_back"]
+__all__ = [
+    "Namespace",
+    "SavedNames",
+    "first_names",
+    "forget",
+    "names_before_restart",
+    "remember",
+    "share_names",
+    "take_back",
+]
 
 
 # --- Which names the process before this one had bound ---
@@ -54,7 +63,7 @@ class SavedNames:
             names = atomic_json.read(self._file, list[str], [], "")
         except OrchError:
             names = []
-        which = f" ({listed(names)})" if names else ""
+        which = f" ({first_names(names)})" if names else ""
         there = f" Handles are kept: {', '.join(handles[-MOST:])}." if handles else ""
         return f"[This is a new Python process: what earlier calls had bound is gone{which}.{there}]"
 
@@ -70,13 +79,13 @@ class SavedNames:
         self._now = names
 
 
-def listed(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Return the first of `names`, and how many more there are."""
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
     return f"{', '.join(names[:MOST])}{more}"
 
 
-def bound(folder: Path, since: float = 0.0) -> list[str]:
+def names_before_restart(folder: Path, since: float = 0.0) -> list[str]:
     """Return what the agent whose session is in `folder` had bound when its code ran last, nothing where that was
     before `since`, in seconds of the epoch. Raises StoreError."""
     try:
@@ -96,7 +105,7 @@ def remember(folder: Path, copy: Path) -> None:
     """Let the agent whose session is in `copy`, made of that in `folder`, hear that what had been bound there is not
     bound in its process. Raises StoreError."""
     if (folder / NAME).exists():
-        atomic_json.write(copy / NAME, bound(folder))
+        atomic_json.write(copy / NAME, names_before_restart(folder))
 
 
 OURS: Final = values.__file__
@@ -114,7 +123,7 @@ class RunStopped(BaseException):
 _lent: dict[str, dict[str, Any]] = {}
 
 
-def lend(agent_id: str, names: dict[str, Any]) -> None:
+def share_names(agent_id: str, names: dict[str, Any]) -> None:
     """Let the code of the agent, which lives in this very process, run in `names` of its host."""
     _lent[agent_id] = names
 
@@ -212,7 +221,7 @@ class Namespace:
         try:
             return self._values.keep(value, bits=bits_in(self._marks), local=self._local).text(self._granted)
         except OSError as error:
-            return f"{brief(value)}\n[too large to be shown, and it could not be kept: {error.strerror}]"
+            return f"{one_line_repr(value)}\n[too large to be shown, and it could not be kept: {error.strerror}]"
 
     def _saw(self, handle: str) -> None:
         """Something that was kept is read by code: from now on, what it says may be of that."""

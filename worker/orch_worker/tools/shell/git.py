@@ -13,12 +13,12 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta
 
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
-from ..files.read import inside
+from ..files.read import path_inside
 from .command import RunningCommand
 from .environment import tool_environment
 from .git_repository import GitRepository, repository, top_of
-from .output_capture import OutputCapture, plain
-from .sandboxed_exec import starter
+from .output_capture import OutputCapture, plain_output
+from .sandboxed_exec import process_starter
 
 __all__ = ["git_diff", "git_log", "git_status"]
 
@@ -81,7 +81,7 @@ async def git_diff(
     options = ["--no-ext-diff", "--no-textconv", *WITHOUT_SUBMODULES, f"--unified={context_lines}"]
     what = [*options, *(["--cached"] if staged else []), *([_revision(ref)] if ref is not None else [])]
     where = [_below(context, path)]
-    if (sieve := context.sieve("git_diff", inside(context, path))) is not None:
+    if (sieve := context.sieve("git_diff", path_inside(context, path))) is not None:
         if ref is not None and ":" in IN_BRACES.sub("", ref):
             raise ToolError(
                 f"{ref!r} names a folder or file of a commit: name commits, and the folder or file as path."
@@ -153,7 +153,7 @@ async def _said(run: _GitCall, codes: Collection[int], *arguments: str, env: Map
     said = bytearray()
     code, flooded = await run.git(said.extend, arguments, env)
     if code not in codes or flooded:
-        raise ToolError(plain(bytes(said[:1000])).strip() or f"git ended with {code}.")
+        raise ToolError(plain_output(bytes(said[:1000])).strip() or f"git ended with {code}.")
     return bytes(said)
 
 
@@ -173,7 +173,7 @@ class _GitCall(NamedTuple):
         """
         name, context = f"git_{self.tool}", self.context
         env = {**tool_environment(context, name), **more, "GIT_NO_LAZY_FETCH": "1"}
-        start = starter(context, name, self.found.places if context.sandbox.of(name) >= "L2" else ())
+        start = process_starter(context, name, self.found.places if context.sandbox.of(name) >= "L2" else ())
         argv = ["git", *SAFE, *arguments]
         command = RunningCommand(argv, cwd=context.cwd, env=env, sink=sink, flood=MAX_WRITTEN, start=start)
         try:
@@ -185,7 +185,7 @@ class _GitCall(NamedTuple):
 
 
 def _below(context: ToolContext, path: str) -> str:
-    return str(inside(context, path).relative_to(context.cwd.resolve()))
+    return str(path_inside(context, path).relative_to(context.cwd.resolve()))
 
 
 def _revision(ref: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["MAX_CAPTURED", "OutputCapture", "plain"]
+__all__ = ["MAX_CAPTURED", "OutputCapture", "plain_output"]
 
 MAX_CAPTURED: Final = 1 << 20
 
@@ -46,11 +46,11 @@ class OutputCapture:
         tail = self._tail[-self._half :]
         left_out = self.total - len(self._head) - len(tail)
         if not left_out:
-            return plain(bytes(self._head + tail))
-        return f"{plain(bytes(self._head))}\n[... {left_out:,} bytes left out ...]\n{plain(bytes(tail))}"
+            return plain_output(bytes(self._head + tail))
+        return f"{plain_output(bytes(self._head))}\n[... {left_out:,} bytes left out ...]\n{plain_output(bytes(tail))}"
 
 
-def plain(data: bytes) -> str:
+def plain_output(data: bytes) -> str:
     """Return `data` as a terminal would leave it: without colours, progress bars' earlier states, control characters.
 
     What is not UTF-8, and control characters, become U+FFFD.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 from orch_protocol.policy.sandbox import Level, ToolLimits
 
 from ...sandbox.launcher import AllowedFiles, Cover, confine
-from ...system.files import cause
+from ...system.files import error_text
 from ...system.threads import ASIDE
 from ..api.base import ToolContext, ToolError
 from .command import Start, StartedProcess, end_first, start_process
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...sandbox.bubblewrap import SandboxPaths
     from ...sandbox.launcher_client import CommandLauncher
 
-__all__ = ["CommandSandbox", "covered_starter", "limited", "mounts_missing", "starter"]
+__all__ = ["CommandSandbox", "covered_starter", "limit_command", "mounts_missing", "process_starter"]
 
 T = TypeVar("T")
 _Key: TypeAlias = tuple["Level", tuple[Cover, ...]]
@@ -44,7 +44,7 @@ MOST_LAUNCHERS: Final = 3
 UNITS: Final = {"cpu_seconds": ("-t", 1), "memory_mb": ("-d", 1024), "file_mb": ("-f", 2048), "open_files": ("-n", 1)}
 
 
-def starter(context: ToolContext, tool: str, read: Sequence[str] = ()) -> Start:
+def process_starter(context: ToolContext, tool: str, read: Sequence[str] = ()) -> Start:
     """Return what starts processes for `tool`, which may read what is at or below `read` too."""
     sandbox = context.sandbox
     if sandbox.of(tool) == "L0" and sandbox.limits == ToolLimits():
@@ -67,7 +67,7 @@ async def covered_starter(context: ToolContext, tool: str, *, credentials: bool 
             )
         if policy.require_denied_paths and policy.denied_paths:
             raise ToolError(f"Nothing was run: policy.require_denied_paths is set, and there are {why}.")
-        return starter(context, tool), HiddenPaths()
+        return process_starter(context, tool), HiddenPaths()
     finder, cell = context.own(PathCovers), context.own(CommandSandbox)
     covered = (
         finder.find(credentials=credentials)
@@ -77,14 +77,16 @@ async def covered_starter(context: ToolContext, tool: str, *, credentials: bool 
     if covered.incomplete and policy.require_denied_paths:
         raise ToolError(f"Nothing was run: policy.require_denied_paths is set, and there are {covered.incomplete}.")
     if not covered.covers:
-        return starter(context, tool), covered
+        return process_starter(context, tool), covered
     level = sandbox.of(tool)
     try:
         start = cell.ready_start(level, covered.covers)
         if start is None:
             start = await _aside(partial(cell.covered_start, level, covered.covers))
     except OSError as error:
-        raise ToolError(f"Nothing was run: denied paths cannot be hidden from commands: {cause(error)}.") from error
+        raise ToolError(
+            f"Nothing was run: denied paths cannot be hidden from commands: {error_text(error)}."
+        ) from error
     return start, covered
 
 
@@ -92,9 +94,9 @@ def mounts_missing(context: ToolContext) -> str:
     """Return why this agent's commands run without mount namespaces of their own, "" when they have them."""
     if context.sandbox.covers_paths is not None:
         return "" if context.sandbox.covers_paths else "no mount namespaces here"
-    from ...sandbox.launcher_client import missing
+    from ...sandbox.launcher_client import unavailable_reason
 
-    return missing()
+    return unavailable_reason()
 
 
 async def _aside(act: Callable[[], T]) -> T:
@@ -140,7 +142,7 @@ class CommandSandbox:
         output: int,
     ) -> subprocess.Popen[bytes]:
         """Start `argv` at `level`. Raises ToolError when that level cannot be had now: then nothing was started."""
-        argv = limited(argv, self._sandbox.limits)
+        argv = limit_command(argv, self._sandbox.limits)
         if level == "L0":
             return start_process(argv, cwd, env, output)
         if level == "L3":
@@ -148,7 +150,7 @@ class CommandSandbox:
         try:
             thread = self._threads.get((level, read)) or self._thread(level, read)
         except OSError as error:
-            raise _refused(level, cause(error)) from error
+            raise _refused(level, error_text(error)) from error
         return thread.submit(start_process, argv, cwd, env, output).result()
 
     def ready_start(self, level: Level, covers: tuple[Cover, ...]) -> Start | None:
@@ -183,7 +185,7 @@ class CommandSandbox:
     def _launch(
         self, launcher: CommandLauncher, argv: Sequence[str], cwd: Path, env: Mapping[str, str], output: int
     ) -> StartedProcess:
-        process = launcher.start(limited(argv, self._sandbox.limits), cwd, env, output)
+        process = launcher.start(limit_command(argv, self._sandbox.limits), cwd, env, output)
         end_first(process.pid)
         return process
 
@@ -224,13 +226,13 @@ class CommandSandbox:
     ) -> subprocess.Popen[bytes]:
         from ...sandbox import bubblewrap, seccomp
 
-        if why := bubblewrap.missing() or seccomp.missing():
+        if why := bubblewrap.unavailable_reason() or seccomp.unavailable_reason():
             raise _refused("L3", why)
         # In a network of its own any socket will do; in that of all others, those of the internet.
         network = self._sandbox.network
-        filter = seccomp.memory_file(seccomp.program(sockets=network, network=network))
+        filter = seccomp.memory_file(seccomp.build_filter(sockets=network, network=network))
         try:
-            within = bubblewrap.arguments(self._reach(read), os.path.realpath(cwd), filter, argv, covers)
+            within = bubblewrap.bubblewrap_command(self._reach(read), os.path.realpath(cwd), filter, argv, covers)
             return start_process(within, cwd, env, output, (filter,))
         finally:
             os.close(filter)
@@ -242,11 +244,11 @@ class CommandSandbox:
         return AllowedFiles((*reach.read, *KERNEL), (*reach.write, *DEVICES), reach.network)
 
     def _reach(self, read: tuple[str, ...]) -> SandboxPaths:
-        from ...sandbox.bubblewrap import reach
+        from ...sandbox.bubblewrap import sandbox_paths
 
         sandbox = self._sandbox
         named = (*sandbox.read, *read)
-        return reach(
+        return sandbox_paths(
             self._cwd, self._home, read=named, write=sandbox.write, network=sandbox.network, hidden=self._hidden
         )
 
@@ -267,7 +269,7 @@ def _identities(covers: Iterable[Cover]) -> _Identities:
     return tuple(found)
 
 
-def limited(argv: Sequence[str], limits: ToolLimits) -> Sequence[str]:
+def limit_command(argv: Sequence[str], limits: ToolLimits) -> Sequence[str]:
     """Return what runs `argv` within `limits`, or nothing where the system does not take them."""
     asked = [(flag, factor * most) for name, (flag, factor) in UNITS.items() if (most := getattr(limits, name))]
     lines = [f"ulimit {flag} {most}" for flag, most in asked]

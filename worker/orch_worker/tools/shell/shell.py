@@ -13,7 +13,7 @@ from ..api.base import ToolContext, ToolOutput, tool
 from .command import RunningCommand, ended_by
 from .environment import tool_environment
 from .jobs import Jobs
-from .output_capture import OutputCapture, plain
+from .output_capture import OutputCapture, plain_output
 from .sandboxed_exec import covered_starter
 
 __all__ = ["bash", "bg_kill", "bg_status", "run"]
@@ -90,7 +90,7 @@ async def bg_status(
         data = log.read(limit)
     end = start + len(data)
     more = f"; go on with offset={end}" if end < size or (known and known[0].command.code is None) else ""
-    return f"{plain(data)}\n[{state}; bytes {start:,} to {end:,} of {size:,}{more}]"
+    return f"{plain_output(data)}\n[{state}; bytes {start:,} to {end:,} of {size:,}{more}]"
 
 
 @tool(category="code")

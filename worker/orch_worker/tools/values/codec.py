@@ -29,11 +29,11 @@ __all__ = [
     "array_bytes",
     "arrow_bytes",
     "columns_bytes",
-    "packed",
+    "decode_value",
+    "encode_value",
     "read_array",
     "read_arrow",
     "read_columns",
-    "unpacked",
 ]
 
 
@@ -223,13 +223,13 @@ class NotTransferableError(Exception):
 
 
 class EncodedValue(Struct, frozen=True):
-    """A value as data: what `kind` of data, as `unpacked` reads it."""
+    """A value as data: what `kind` of data, as `decode_value` reads it."""
 
     kind: Kind
     data: bytes
 
 
-def packed(value: Any) -> EncodedValue:
+def encode_value(value: Any) -> EncodedValue:
     """Return `value` as data that is equal to it when it is read again. Raises NotTransferableError."""
     try:
         if type(value) is str:
@@ -259,7 +259,7 @@ def packed(value: Any) -> EncodedValue:
         ) from None
 
 
-def unpacked(kind: Kind, data: bytes) -> Any:
+def decode_value(kind: Kind, data: bytes) -> Any:
     """Decode `data` of `kind`. Raises NotTransferableError for invalid data or a missing package."""
     read = READERS.get(kind)
     if read is None:

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from ..api.base import ToolError
 from ..files.search import PatternSearch
-from .repr import brief, cell, is_array, is_frame, is_series, rows
+from .repr import cell, is_array, is_frame, is_series, one_line_repr, rows
 
-__all__ = ["MOST_CHARACTERS", "PagedView", "bounds", "one", "page", "search", "view"]
+__all__ = ["MOST_CHARACTERS", "PagedView", "lines_that_fit", "paged_view", "parse_line_range", "part_of_line", "search"]
 
 MOST_CHARACTERS: Final = 24_000
 MOST_LINE: Final = 2_000
@@ -32,7 +32,7 @@ class PagedView(Struct, frozen=True):
     header: str = ""
 
 
-def view(value: Any) -> PagedView:
+def paged_view(value: Any) -> PagedView:
     """Return `value` line by line. What has no parts is the lines of its repr."""
     if isinstance(value, str):
         return _text(value)
@@ -54,7 +54,7 @@ def view(value: Any) -> PagedView:
         keys = list(value)
 
         def pairs(start: int, stop: int) -> list[str]:
-            return [f"{brief(key)}: {brief(value[key])}" for key in keys[start:stop]]
+            return [f"{one_line_repr(key)}: {one_line_repr(value[key])}" for key in keys[start:stop]]
 
         return PagedView(len(keys), "key", pairs, lambda a, b: [f"{key!r}: {value[key]!r}" for key in keys[a:b]])
     if isinstance(value, (Set, Sequence)) and not isinstance(value, (bytes, bytearray, range)):
@@ -63,7 +63,7 @@ def view(value: Any) -> PagedView:
     return _text(repr(value))
 
 
-def bounds(text: str, count: int) -> tuple[int, int]:
+def parse_line_range(text: str, count: int) -> tuple[int, int]:
     """Return which of `count` lines "a:b" (or one number) means, as Python does. Raises ToolError."""
     match = RANGE.fullmatch(text)
     if match is None:
@@ -77,7 +77,7 @@ def bounds(text: str, count: int) -> tuple[int, int]:
     return start, max(start, stop)
 
 
-def page(view: PagedView, start: int, stop: int) -> str:
+def lines_that_fit(view: PagedView, start: int, stop: int) -> str:
     """Return the lines from `start` to before `stop`, as far as they fit, and where they go on."""
     shown: list[str] = []
     size, at = len(view.header), start
@@ -95,7 +95,7 @@ def page(view: PagedView, start: int, stop: int) -> str:
     return _paged(view, shown, start, at, stop)
 
 
-def one(view: PagedView, number: int, offset: int, limit: int) -> str:
+def part_of_line(view: PagedView, number: int, offset: int, limit: int) -> str:
     """Return `limit` characters from `offset` of the line `number`, whole as it is."""
     (text,) = view.whole(number, number + 1)
     if offset and offset >= len(text):
@@ -153,6 +153,6 @@ def _text(text: str) -> PagedView:
 
 def _items(count: int, part: Callable[[int, int], Sequence[Any]], unit: str) -> PagedView:
     def lines(start: int, stop: int) -> list[str]:
-        return [f"[{number}] {brief(each)}" for number, each in enumerate(part(start, stop), start)]
+        return [f"[{number}] {one_line_repr(each)}" for number, each in enumerate(part(start, stop), start)]
 
     return PagedView(count, unit, lines, lambda a, b: list(map(repr, part(a, b))))

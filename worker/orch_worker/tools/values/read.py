@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from ..api.base import ToolContext, ToolError, ToolOutput
 from ..files.search import PatternSearch
-from .paging import bounds, one, page, view
+from .paging import lines_that_fit, paged_view, parse_line_range, part_of_line
 from .paging import search as search_lines
-from .repr import schema
+from .repr import value_schema
 from .values import ValueStore
 
 __all__ = ["MAX_MATCHES", "ReadRequest", "answer"]
@@ -56,7 +56,7 @@ def _answer(values: ValueStore, handle: str, wanted: ReadRequest, stop_at: float
         return "\n".join([f"{kept.handle}: {kept.head}{', pinned' * kept.note.pinned}", *kept.note.lines])
     value = values.load(handle, again=True)
     if op == "schema":
-        return "\n".join(schema(value)) or values.get(handle).head
+        return "\n".join(value_schema(value)) or values.get(handle).head
     if pattern is None and op == "search":
         raise ToolError("say what to search for: search takes a regular expression.")
     if isinstance(value, str) and not lines and op in ("read", "search"):
@@ -66,8 +66,8 @@ def _answer(values: ValueStore, handle: str, wanted: ReadRequest, stop_at: float
 
 def _of_lines(value: Any, wanted: ReadRequest, stop_at: float) -> str:
     op, lines, count = wanted.op, wanted.lines, wanted.count
-    shown = view(value)
-    start, stop = bounds(lines or ":", shown.count)
+    shown = paged_view(value)
+    start, stop = parse_line_range(lines or ":", shown.count)
     if wanted.search is not None:
         with PatternSearch(wanted.search, stop_at=stop_at) as seeker:
             return search_lines(shown, seeker, start, stop)
@@ -80,8 +80,8 @@ def _of_lines(value: Any, wanted: ReadRequest, stop_at: float) -> str:
     if start >= stop and shown.count:
         raise ToolError(f"There are {shown.count:,} {shown.unit}s, numbered from 0; none in {lines!r}.")
     if stop - start == 1 and op in ("slice", "read"):
-        return one(shown, start, wanted.offset, wanted.limit)
-    return page(shown, start, stop)
+        return part_of_line(shown, start, wanted.offset, wanted.limit)
+    return lines_that_fit(shown, start, stop)
 
 
 def _of_text(handle: str, text: str, wanted: ReadRequest, stop_at: float) -> str:

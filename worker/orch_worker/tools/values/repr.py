@@ -21,20 +21,20 @@ __all__ = [
     "Column",
     "Columns",
     "ValueSummary",
-    "brief",
     "cell",
-    "dated",
-    "extent",
-    "glimpse",
     "is_array",
     "is_frame",
     "is_large",
     "is_series",
     "library_of",
-    "memory",
-    "schema",
+    "memory_bytes",
+    "one_line_repr",
+    "parse_cell",
+    "parse_date",
+    "summarize_value",
     "type_name",
-    "typed",
+    "value_extent",
+    "value_schema",
 ]
 
 
@@ -191,7 +191,7 @@ class Columns:
         return self._columns[name]
 
 
-def typed(text: str) -> Any:
+def parse_cell(text: str) -> Any:
     """Return what a cell of text stands for: None for nothing, a number, a truth, a day; else the text itself."""
     text = text.strip()
     if text.lower() in MISSING:
@@ -202,10 +202,10 @@ def typed(text: str) -> Any:
         return text
     if INTEGER.fullmatch(text):
         return int(text)
-    return float(text) if NUMBER.fullmatch(text) else dated(text)
+    return float(text) if NUMBER.fullmatch(text) else parse_date(text)
 
 
-def dated(text: str) -> str:
+def parse_date(text: str) -> str:
     """Return `text`, marked as what it is if it is a day or a time by ISO 8601."""
     if not (DATE.fullmatch(text) or TIME.fullmatch(text)):
         return text
@@ -335,9 +335,9 @@ class ValueSummary(Struct, frozen=True):
         return ", ".join(filter(None, (self.type, self.extent, bytes_text(self.size))))
 
 
-def glimpse(value: Any) -> ValueSummary:
+def summarize_value(value: Any) -> ValueSummary:
     """Return what is to be said of `value`. Never raises: code of somebody else's may, and then less is said."""
-    return ValueSummary(type_name(value), extent(value), memory(value), tuple(_lines(value)))
+    return ValueSummary(type_name(value), value_extent(value), memory_bytes(value), tuple(_lines(value)))
 
 
 def is_large(value: Any) -> bool:
@@ -358,7 +358,7 @@ def is_large(value: Any) -> bool:
     return False
 
 
-def extent(value: Any) -> str:
+def value_extent(value: Any) -> str:
     """Return how much `value` is: rows and columns, items, characters; "" for what has no extent."""
     try:
         if is_frame(value):
@@ -374,7 +374,7 @@ def extent(value: Any) -> str:
         return ""
 
 
-def memory(value: Any) -> int:
+def memory_bytes(value: Any) -> int:
     """Return about how many bytes `value` takes in memory; of what holds much, a part is looked at."""
     try:
         return _memory(value, DEPTH)
@@ -382,7 +382,7 @@ def memory(value: Any) -> int:
         return sys.getsizeof(value, 0)
 
 
-def schema(value: Any) -> list[str]:
+def value_schema(value: Any) -> list[str]:
     """Return what `value` is made of: columns with types and missing values, keys, types of items."""
     try:
         if is_frame(value):
@@ -390,7 +390,7 @@ def schema(value: Any) -> list[str]:
         if is_series(value) or is_array(value):
             return [_numbers(value)]
         if isinstance(value, Mapping):
-            keys = [f"{brief(key)}: {_what(each)}" for key, each in islice(value.items(), SHOWN_KEYS)]
+            keys = [f"{one_line_repr(key)}: {_what(each)}" for key, each in islice(value.items(), SHOWN_KEYS)]
             return keys + _more(len(value), SHOWN_KEYS, "keys")
         if isinstance(value, (Sequence, Set)) and not isinstance(value, (str, bytes, bytearray)):
             kinds: dict[str, int] = {}
@@ -403,7 +403,7 @@ def schema(value: Any) -> list[str]:
     return []
 
 
-def brief(value: Any) -> str:
+def one_line_repr(value: Any) -> str:
     """Return `value` in one line, with much of a large one left out."""
     try:
         return " ".join(_brief.repr(value).splitlines())
@@ -420,7 +420,7 @@ def bytes_text(size: int) -> str:
 
 
 def _lines(value: Any) -> Iterable[str]:
-    yield from schema(value)
+    yield from value_schema(value)
     try:
         if is_frame(value):
             yield f"first {_many(min(SHOWN_ROWS, len(value)), 'row')}:"
@@ -433,13 +433,13 @@ def _lines(value: Any) -> Iterable[str]:
             yield f"begins: {', '.join(map(cell, value.ravel()[:SHOWN_ITEMS].tolist()))}"
         elif isinstance(value, str):
             lines = value.count("\n") + (not value.endswith("\n"))
-            yield f"{_many(lines, 'line')}; begins: {brief(value[:180])}"
+            yield f"{_many(lines, 'line')}; begins: {one_line_repr(value[:180])}"
         elif isinstance(value, Mapping):
             return
         elif isinstance(value, (Sequence, Set)):
-            yield f"begins: {', '.join(brief(each) for each in islice(value, SHOWN_ITEMS))}"
+            yield f"begins: {', '.join(one_line_repr(each) for each in islice(value, SHOWN_ITEMS))}"
         else:
-            yield brief(value)
+            yield one_line_repr(value)
     except Exception as error:
         yield f"[how it begins cannot be said: {type(error).__name__}]"
 
@@ -537,7 +537,7 @@ def _outgrows(value: Any, most: int) -> bool:
 
 
 def _what(value: Any) -> str:
-    return ", ".join(filter(None, (type_name(value), extent(value))))
+    return ", ".join(filter(None, (type_name(value), value_extent(value))))
 
 
 def _more(count: int, shown: int, what: str) -> list[str]:

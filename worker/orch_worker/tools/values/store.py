@@ -27,9 +27,9 @@ __all__ = [
     "HandleFile",
     "HandleMetadata",
     "ValueFiles",
+    "handle_name",
     "keep_only",
-    "level",
-    "named",
+    "shared_limit",
     "take_along",
 ]
 
@@ -96,7 +96,7 @@ class ValueFiles:
         """
         with self.lock:
             handle = self.put(text.encode(), TEXT, bits)
-            self._make_room(named(handle))
+            self._make_room(handle_name(handle))
         return handle
 
     def _make_room(self, but: str) -> None:
@@ -143,19 +143,19 @@ class ValueFiles:
     def noted(self, handle: str) -> HandleMetadata | None:
         """Return what is known of `handle`, None when that is only its file."""
         try:
-            with regular_open_regular(self._folder / f"{named(handle)}.note") as opened:
+            with regular_open_regular(self._folder / f"{handle_name(handle)}.note") as opened:
                 return msgspec.json.decode(opened.read(), type=HandleMetadata)
         except (OSError, msgspec.MsgspecError):
             return None
 
     def drop(self, handle: str) -> None:
         """Let the file under `handle` be gone; its note stays. Raises OSError."""
-        if (file := self.files().get(named(handle))) is not None:
+        if (file := self.files().get(handle_name(handle))) is not None:
             file.path.unlink(missing_ok=True)
 
     def marks(self, handle: str) -> tuple[TaintLabel, ...]:
         """Return what is under `handle` brings into a conversation, again."""
-        file = self.files().get(named(handle))
+        file = self.files().get(handle_name(handle))
         return tuple(taint_label(bit, f"what is kept as {handle}") for bit in file.bits) if file is not None else ()
 
     def text(self, handle: str) -> str:
@@ -164,7 +164,7 @@ class ValueFiles:
 
     def read(self, handle: str) -> bytes:
         """Return what is in the file under `handle`. Raises ToolError when there is none, OSError."""
-        file = self.files().get(named(handle))
+        file = self.files().get(handle_name(handle))
         if file is None:
             raise ToolError(self.missing(handle))
         with regular_open_regular(file.path) as opened:
@@ -173,7 +173,7 @@ class ValueFiles:
     def missing(self, handle: str) -> str:
         """Return what is to be said of a handle under which nothing is."""
         if (note := self.noted(handle)) is not None and note.gone:
-            return f".{named(handle)} is gone: {note.gone}."
+            return f".{handle_name(handle)} is gone: {note.gone}."
         known = ", ".join(f".{name}" for name in self.handles()[-5:])
         return f"There is no {handle!r}. {f'The last handles: {known}' if known else 'Nothing is kept'}."
 
@@ -197,7 +197,7 @@ def _written(path: Path, data: bytes) -> None:
         raise
 
 
-def named(handle: str) -> str:
+def handle_name(handle: str) -> str:
     """Return the handle that `handle` spells, as `h_001`; what is none comes back as it is."""
     match = SPELLING.fullmatch(handle.strip())
     return f"h_{int(match[1] or match[2]):03}" if match else handle
@@ -248,7 +248,7 @@ def _notes(folder: Path) -> dict[str, Path]:
     return {match[1]: folder / match[0] for match in filter(None, map(NOTE.fullmatch, _listed(folder)))}
 
 
-def level(lengths: Iterable[int], total: int, most: int) -> int:
+def shared_limit(lengths: Iterable[int], total: int, most: int) -> int:
     """Return how long each text may be at most, so that none is over `most` and all together are not over `total`.
 
     Short texts stay whole: the longest are cut first, down to one level, which is never absurdly low.

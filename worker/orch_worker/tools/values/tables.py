@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from msgspec import Struct, field
 
-from ...system.isolated_read import taste
+from ...system.isolated_read import check_reads_safely
 from ..api.base import ToolError
-from .repr import PANIC, dated, typed
+from .repr import PANIC, parse_cell, parse_date
 
 __all__ = ["FORMATS", "Table", "read_table", "table_of"]
 
@@ -136,16 +136,16 @@ def _csv(file: BinaryIO, name: str) -> Table:
     csv.field_size_limit(MAX_FIELD)
     rows = filter(None, csv.reader(_lines(file, name, encoding), delimiter=separator))
     first = next(rows, [])
-    headed = not any(isinstance(typed(cell), (int, float)) for cell in first)
+    headed = not any(isinstance(parse_cell(cell), (int, float)) for cell in first)
     names = _unique(first if headed else [""] * len(first))
 
     def read() -> Iterator[Row]:
         if not headed:
-            yield dict(zip(names, map(typed, first), strict=True))
+            yield dict(zip(names, map(parse_cell, first), strict=True))
         try:
             for row in rows:
                 seen.uneven += len(row) != len(names)
-                yield dict(zip(names, map(typed, row), strict=False))
+                yield dict(zip(names, map(parse_cell, row), strict=False))
         except csv.Error as error:
             raise ToolError(f"{name!r} is no such table: {error}.") from error
 
@@ -246,7 +246,7 @@ def _json_lines(file: BinaryIO, name: str) -> Table:  # noqa: ARG001
 
 
 def _dated(value: Any) -> Any:
-    return dated(value) if isinstance(value, str) else value
+    return parse_date(value) if isinstance(value, str) else value
 
 
 def _parquet(file: BinaryIO, name: str) -> Table:
@@ -259,7 +259,7 @@ def _parquet(file: BinaryIO, name: str) -> Table:
         if len(data) > MAX_PARQUET:
             raise ToolError(f"{name!r} is over {MAX_PARQUET >> 20} MiB: Parquet is read whole, and that is the most.")
         try:
-            taste(library, "read_parquet", data)
+            check_reads_safely(library, "read_parquet", data)
             table = _frame(read(io.BytesIO(data)))
         except BaseException as error:  # whatever that library says of a file that it does not understand
             if not isinstance(error, Exception) and type(error).__name__ != PANIC:

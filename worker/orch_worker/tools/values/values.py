@@ -23,11 +23,11 @@ from orch_protocol.core.values import TakenValue, TakeValue
 from orch_protocol.services.resources import TAKE_VALUE
 
 from ...system.files import regular_open_regular
-from ...system.isolated_read import FatalBytesError, taste
+from ...system.isolated_read import FatalBytesError, check_reads_safely
 from ..api.base import ToolContext, ToolError
-from .codec import EXTENSIONS, Kind, NotTransferableError, packed, unpacked
-from .repr import bytes_text, glimpse
-from .store import TEXT, HandleFile, HandleMetadata, ValueFiles, named
+from .codec import EXTENSIONS, Kind, NotTransferableError, decode_value, encode_value
+from .repr import bytes_text, summarize_value
+from .store import TEXT, HandleFile, HandleMetadata, ValueFiles, handle_name
 
 __all__ = [
     "MOST",
@@ -35,7 +35,7 @@ __all__ = [
     "StoredValue",
     "UnknownHandleError",
     "ValueStore",
-    "adopted",
+    "adopt_value",
     "all_of",
     "data_of",
     "value_of",
@@ -94,7 +94,7 @@ class ValueStore:
 
     def keep(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> StoredValue:
         """Keep `value` and return what it is kept as. Raises OSError when a file cannot be written."""
-        look = glimpse(value)
+        look = summarize_value(value)
         note = HandleMetadata(look.type, look.extent, look.size, look.lines, local=local)
         try:
             return self._stored(value, note, bits)
@@ -103,14 +103,14 @@ class ValueStore:
 
     def store(self, value: Any, *, bits: Collection[Bit] = (), local: bool = False) -> StoredValue:
         """Keep `value` as data. Raises NotTransferableError when it is none, or too large; OSError."""
-        look = glimpse(value)
+        look = summarize_value(value)
         return self._stored(value, HandleMetadata(look.type, look.extent, look.size, look.lines, local=local), bits)
 
     def file(self, handle: str) -> HandleFile:
         """Return the file that holds what is stored under `handle`. Raises ToolError."""
         with self._lock:
-            if (note := self._notes.get(named(handle))) is not None:
-                raise ToolError(f".{named(handle)} is in this process alone: {note.why}.")
+            if (note := self._notes.get(handle_name(handle))) is not None:
+                raise ToolError(f".{handle_name(handle)} is in this process alone: {note.why}.")
             return self._file(handle)
 
     def adopt(self, kind: str, data: bytes, note: HandleMetadata, *, bits: Collection[Bit] = ()) -> StoredValue:
@@ -121,13 +121,13 @@ class ValueStore:
             note = replace(note, kind=kind)
             handle = self._stash.put(data, EXTENSIONS[kind], bits, note)
             kept = StoredValue(handle, stored=True, note=self._stash.noted(handle) or note)
-            self._make_room_on_disk(named(handle))
+            self._make_room_on_disk(handle_name(handle))
         return kept
 
     def get(self, handle: str) -> StoredValue:
         """Return what is under `handle`. Raises ToolError when nothing is, or nothing any more."""
         with self._lock:
-            name = named(handle)
+            name = handle_name(handle)
             if (note := self._notes.get(name)) is not None and name in self._alive:
                 return StoredValue(f".{name}", stored=False, note=note)
             file = self._file(handle)
@@ -141,7 +141,7 @@ class ValueStore:
         Raises ToolError, OSError.
         """
         with self._lock:
-            name = named(handle)
+            name = handle_name(handle)
             if name in self._alive:
                 return self._alive[name]
             file = self._file(handle)
@@ -154,7 +154,7 @@ class ValueStore:
 
     def marks(self, handle: str) -> tuple[TaintLabel, ...]:
         """Return what reading `handle` brings into a conversation."""
-        held = self._bits.get(named(handle))
+        held = self._bits.get(handle_name(handle))
         if held is not None:
             return tuple(taint_label(bit, f"what is kept as {handle}") for bit in sorted(held))
         return self._stash.marks(handle) if self._stash is not None else ()
@@ -163,7 +163,7 @@ class ValueStore:
         """Let a value never go to make room, or let it go again. Raises ToolError, OSError."""
         with self._lock:
             kept = self.get(handle)
-            name, note = named(handle), replace(kept.note, pinned=pinned)
+            name, note = handle_name(handle), replace(kept.note, pinned=pinned)
             if name in self._notes:
                 self._notes[name] = note
             if self._stash is not None:
@@ -174,7 +174,7 @@ class ValueStore:
         """Let a value be gone. Raises ToolError, OSError."""
         with self._lock:
             kept = self.get(handle)
-            self._let_go(named(handle), kept.note, why)
+            self._let_go(handle_name(handle), kept.note, why)
 
     def told(self) -> list[str]:
         """Return, once, what there is to be said of values that had to go."""
@@ -202,7 +202,7 @@ class ValueStore:
     def _stored(self, value: Any, note: HandleMetadata, bits: Collection[Bit]) -> StoredValue:
         if self._stash is None:
             raise NotTransferableError("this agent has no session folder")
-        data = packed(value) if note.size <= MOST_STORED else None
+        data = encode_value(value) if note.size <= MOST_STORED else None
         if data is None or len(data.data) > MOST_STORED:
             raise NotTransferableError(
                 f"values of more than {bytes_text(MOST_STORED)} are not stored: write it to a file"
@@ -262,7 +262,7 @@ class ValueStore:
 
     def _file(self, handle: str) -> HandleFile:
         """Return the file under `handle`. Raises ToolError when there is none, which says why."""
-        name = named(handle)
+        name = handle_name(handle)
         if self._stash is None:
             raise ToolError(f"There is no {handle!r}. Kept are: {', '.join(self) or 'none'}.")
         if (file := self._stash.files().get(name)) is not None:
@@ -275,13 +275,13 @@ class ValueStore:
     def _unpacked(self, name: str, ending: str) -> Any:
         assert self._stash is not None
         try:
-            return unpacked(KINDS.get(ending, ending), self._stash.read(name))
+            return decode_value(KINDS.get(ending, ending), self._stash.read(name))
         except NotTransferableError as error:
             raise ToolError(f".{name} cannot be read: {error}.") from error
 
     def _described(self, name: str, ending: str) -> HandleMetadata:
         """Return what is known of a file without a note."""
-        look = glimpse(self._unpacked(name, ending))
+        look = summarize_value(self._unpacked(name, ending))
         return HandleMetadata(look.type, look.extent, look.size, look.lines, kind=KINDS.get(ending, ending))
 
 
@@ -317,7 +317,7 @@ class Handles:
         return value
 
     def __contains__(self, handle: object) -> bool:
-        return f".{named(str(handle))}" in list(self._values)
+        return f".{handle_name(str(handle))}" in list(self._values)
 
     def __iter__(self) -> Iterator[str]:
         return (handle[1:] for handle in self._values)
@@ -362,7 +362,7 @@ DEADLY: Final[dict[Kind, tuple[str, str]]] = {"arrow": ("polars", "read_ipc")}
 """What reads values of these kinds, and may end its process where they are not what they say."""
 
 
-async def adopted(context: ToolContext, ref: str, name: str, *, local: bool) -> str:
+async def adopt_value(context: ToolContext, ref: str, name: str, *, local: bool) -> str:
     """Return the marker of the handle under which the value of `name` in the agent `ref` is kept here from now on; or
     that there is none, and why."""
     try:
@@ -412,7 +412,7 @@ def value_of(taken: TakenValue) -> Any:
     """Return the value itself. Raises NoValueError, also where reading it would end this process."""
     data = _tasted(taken)
     try:
-        return unpacked(taken.value.kind, data)
+        return decode_value(taken.value.kind, data)
     except NotTransferableError as error:
         raise NoValueError(f"{taken.name!r} of agent {taken.id}: {error}") from error
 
@@ -422,7 +422,7 @@ def _tasted(taken: TakenValue) -> bytes:
     data = data_of(taken)
     if (reader := DEADLY.get(taken.value.kind)) is not None:
         try:
-            taste(*reader, data)
+            check_reads_safely(*reader, data)
         except FatalBytesError as error:
             raise NoValueError(f"{taken.name!r} of agent {taken.id} cannot be read: {error}") from error
     return data

@@ -9,7 +9,7 @@ from typing import Final
 
 from ..api.base import ToolError
 
-__all__ = ["elsewhere", "own", "public", "resolve"]
+__all__ = ["is_own_address", "is_public", "is_public_and_remote", "resolve"]
 
 MAX_ADDRESSES: Final = 8
 NOBODYS: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
@@ -45,7 +45,7 @@ async def resolve(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:MAX_ADDRESSES]
 
 
-def public(address: str) -> bool:
+def is_public(address: str) -> bool:
     """Whether `address` is one that everybody can reach, and does not stand for one that not everybody can."""
     try:
         parsed = ipaddress.ip_address(address)
@@ -61,16 +61,16 @@ def public(address: str) -> bool:
     return not any(parsed in network for network in LEADING_ELSEWHERE if network.version == parsed.version)
 
 
-def own(address: str) -> bool:
+def is_own_address(address: str) -> bool:
     """Whether `address` is one of this machine's own: what is sent there goes past every wall around it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # Some systems let everybody take any address: there nothing can be said of one.
     return _can_be_taken(family, address) and not _can_be_taken(family, NOBODYS[family])
 
 
-def elsewhere(address: str) -> bool:
+def is_public_and_remote(address: str) -> bool:
     """Whether `address` is public, and another machine's."""
-    return public(address) and not own(address)
+    return is_public(address) and not is_own_address(address)
 
 
 def _can_be_taken(family: socket.AddressFamily, address: str) -> bool:

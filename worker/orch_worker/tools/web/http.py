@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from ..api.base import ToolError
-from .addresses import elsewhere, resolve
+from .addresses import is_public_and_remote, resolve
 
 if TYPE_CHECKING:
     from httpx2 import Response
@@ -51,7 +51,7 @@ async def fetch(
     *,
     seconds: float,
     resolve: Resolve = resolve,
-    allowed: Callable[[str], bool] = elsewhere,
+    allowed: Callable[[str], bool] = is_public_and_remote,
     tls: ssl.SSLContext | None = None,
 ) -> FetchedPage:
     """Return what `url` leads to, over at most five redirects, within `seconds`. Raises ToolError.

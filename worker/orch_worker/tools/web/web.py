@@ -16,7 +16,7 @@ from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from .html_text import html_text
 from .http import FetchedPage, fetch, post_json
 
-__all__ = ["fetch_url", "readable", "search", "web_search"]
+__all__ = ["fetch_url", "page_text", "search", "web_search"]
 
 FETCH_SECONDS: Final = 30.0
 SEARCH_API: Final = "https://api.tavily.com"
@@ -52,7 +52,7 @@ async def fetch_url(context: ToolContext, url: str) -> ToolOutput:
     """
     seconds = min(FETCH_SECONDS, context.seconds * 0.8)
     page = await fetch(url, seconds=seconds)
-    text = await asyncio.to_thread(readable, page, time.monotonic() + context.seconds * 0.1)
+    text = await asyncio.to_thread(page_text, page, time.monotonic() + context.seconds * 0.1)
     about = f"[{page.url}: status {page.status}]"
     more = "\n\n[there is more of it than the 5 MiB fetched]" if page.truncated else ""
     return ToolOutput(f"{about}\n\n{text}{more}", is_error=page.status >= 400, origin=page.url)
@@ -89,7 +89,7 @@ async def search(query: str, key: str, most: int, seconds: float, api: str = SEA
     return "\n\n".join(shown) or f"Nothing found for {query!r}."
 
 
-def readable(page: FetchedPage, stop_at: float) -> str:
+def page_text(page: FetchedPage, stop_at: float) -> str:
     """Return the text of `page`. Raises ToolError for what is none."""
     kind = page.content_type.partition(";")[0].strip().lower()
     is_html = kind in ("text/html", "application/xhtml+xml") or (not kind and bool(_HTML.match(page.body)))
