@@ -277,7 +277,7 @@ MUTANTS: Final = (
     Mutant(
         "deadly bytes are read by the one who wants them",
         "worker/orch_worker/tools/values/values.py",
-        "            taste(*reader, data)",
+        "            check_reads_safely(*reader, data)",
         "            pass",
         "tests/integration/test_isolated_read.py::test_a_frame_that_lies_about_its_length_ends_no_process",
     ),

@@ -22,7 +22,7 @@ EVER = "9999-01-01T00:00:00.000Z"
 DELETER = """
 import os, signal, sys
 from pathlib import Path
-from orch.archival.store.deletion import delete
+from orch.archival.store.deletion import delete_archives
 from orch.archival.store.session_archives import SessionArchives
 from orch.archival.store.search import Search
 
@@ -40,7 +40,7 @@ def deadly(act):
 for name in ("open", "write", "fsync", "replace", "unlink", "rmdir", "ftruncate", "pwrite"):
     setattr(os, name, deadly(getattr(os, name)))
 ledger = SessionArchives(Path(sys.argv[1]))
-delete(ledger, Search(ledger), sys.argv[3], "2026-11-21T10:20:30.400Z")
+delete_archives(ledger, Search(ledger), sys.argv[3], "2026-11-21T10:20:30.400Z")
 """
 
 

@@ -115,7 +115,7 @@ def test_who_asks_for_code_in_the_worker_is_told_that_it_is_left_out() -> None:
 def on(monkeypatch: pytest.MonkeyPatch, offer: AvailableLevels) -> None:
     """Let the root be on a machine that has what `offer` says."""
     for module in (spawn, orchestrator):
-        monkeypatch.setattr(module, "machine", lambda: offer)
+        monkeypatch.setattr(module, "available_levels", lambda: offer)
 
 
 @pytest.fixture

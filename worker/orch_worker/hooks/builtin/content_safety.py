@@ -22,7 +22,7 @@ from orch_protocol.hooks.patches import Patch
 
 from ..hook import Hook, make_hook
 
-__all__ = ["KINDS", "make", "redact"]
+__all__ = ["KINDS", "make", "redact_text"]
 
 NAME: Final = "content_safety"
 BASE62: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
