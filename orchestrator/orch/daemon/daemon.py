@@ -112,7 +112,7 @@ class FallbackKeys(Struct, frozen=True):
 class Daemon:
     """Answers control requests for `root` and knows when to leave.
 
-    `call` serves one of `orch_protocol.services.requests.SERVICES`; `clock` counts seconds. `holds` says whether the
+    `call` serves one of `orch_protocol.services.registry.SERVICES`; `clock` counts seconds. `holds` says whether the
     folder is
     still the daemon's: when it was removed or replaced nobody finds the daemon any more, or another one serves there.
     `fault` says why its journal can be written no more, "" as long as it can: the next daemon opens it anew.
