@@ -61,7 +61,7 @@ class Agent:
 
     async def _call(self, called: AnyService, params: Any, _: float) -> Any:
         service = called.name
-        if service == "archive":
+        if service == "plan_archiving":
             self.asked.append(params)
             await self.planned.wait()
             return self.plans.pop(0) if self.plans else ArchivePlan()

@@ -148,9 +148,9 @@ def worker_points() -> dict[str, Callable[[], None]]:
 
     return {
         "the turn's end is on record": lambda: after(Transcript, "turn_end"),
-        "the root is to be asked": lambda: before(WorkerEndpoint, "call_root", asks("archive")),
-        "the root is being asked": lambda: asked_and_gone("archive"),
-        "the plan is there": lambda: after(WorkerEndpoint, "call_root", asks("archive")),
+        "the root is to be asked": lambda: before(WorkerEndpoint, "call_root", asks("plan_archiving")),
+        "the root is being asked": lambda: asked_and_gone("plan_archiving"),
+        "the plan is there": lambda: after(WorkerEndpoint, "call_root", asks("plan_archiving")),
         "the entry is to be written": lambda: before(AppendLog, "append", holds(ARCHIVE)),
         "the entry is half written": lambda: half_written(ARCHIVE),
         "the entry is written": lambda: written(ARCHIVE),
@@ -159,14 +159,16 @@ def worker_points() -> dict[str, Callable[[], None]]:
             SessionState, "apply", lambda _, entry: type(entry).__name__ == "ArchiveEntry"
         ),
         "the backend is to be what the session is": lambda: before(TurnArchiver, "_reload"),
-        "the root is to be told": lambda: before(WorkerEndpoint, "call_root", asks("archived")),
-        "the root is being told": lambda: asked_and_gone("archived"),
-        "the root has taken note": lambda: after(WorkerEndpoint, "call_root", asks("archived")),
-        "a summary is to be asked for": lambda: before(WorkerEndpoint, "call_root", asks("summarise", answered=False)),
-        "the question for a summary is there": lambda: after(
-            WorkerEndpoint, "call_root", asks("summarise", answered=False)
+        "the root is to be told": lambda: before(WorkerEndpoint, "call_root", asks("commit_archives")),
+        "the root is being told": lambda: asked_and_gone("commit_archives"),
+        "the root has taken note": lambda: after(WorkerEndpoint, "call_root", asks("commit_archives")),
+        "a summary is to be asked for": lambda: before(
+            WorkerEndpoint, "call_root", asks("summarize_archive", answered=False)
         ),
-        "the model has answered": lambda: before(WorkerEndpoint, "call_root", asks("summarise", answered=True)),
+        "the question for a summary is there": lambda: after(
+            WorkerEndpoint, "call_root", asks("summarize_archive", answered=False)
+        ),
+        "the model has answered": lambda: before(WorkerEndpoint, "call_root", asks("summarize_archive", answered=True)),
         "the summary is to be written": lambda: before(Transcript, "upgrade"),
         "the summary is half written": lambda: half_written(UPGRADE),
         "the summary is written": lambda: after(Transcript, "upgrade"),
@@ -248,24 +250,24 @@ def root_points() -> dict[str, Callable[[], None]]:
         return lambda _root, _caller, params: when(params)
 
     return {
-        "a worker asks": lambda: service("archive", before),
+        "a worker asks": lambda: service("plan_archiving", before),
         "a thread is to work it out": lambda: before(engine.ArchiveEngine, "_planned"),
         "the file is read": lambda: after(
             archive_pool.OpenArchives, "catch_up", lambda shelves: bool(shelves.ledger.path.stat().st_size > 2000)
         ),
         "an archive is planned": lambda: after(engine.ArchiveDraft, "store"),
         "the plan is worked out": lambda: after(engine.ArchiveEngine, "_planned"),
-        "the plan is to be sent": lambda: service("archive", after),
-        "a worker tells": lambda: service("archived", before),
+        "the plan is to be sent": lambda: service("plan_archiving", after),
+        "a worker tells": lambda: service("commit_archives", before),
         "the journal is to be told": lambda: before(journal.Journal, "record", tells("TurnsArchived")),
         "the journal was told": lambda: after(journal.Journal, "record", tells("TurnsArchived")),
-        "the worker is to hear that": lambda: service("archived", after),
+        "the worker is to hear that": lambda: service("commit_archives", after),
         "the index is to be told": lambda: before(index.Index, "add"),
         "the index was told": lambda: after(index.Index, "add"),
-        "a summary is asked for": lambda: service("summarise", before),
-        "the question for a summary is to be sent": lambda: service("summarise", after),
+        "a summary is asked for": lambda: service("summarize_archive", before),
+        "the question for a summary is to be sent": lambda: service("summarize_archive", after),
         "the summary is there": lambda: service(
-            "summarise", functools.partial(after, when=answered(lambda params: params.answer is not None))
+            "summarize_archive", functools.partial(after, when=answered(lambda params: params.answer is not None))
         ),
     }
 

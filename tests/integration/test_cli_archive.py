@@ -90,10 +90,10 @@ def test_archives_survive_the_daemon(archiving: Shell) -> None:
 def test_several_are_asked_the_same(archiving: Shell) -> None:
     """All of an agent's, or those that are named; one that is not there costs the others nothing."""
     one, other = looked(archiving, "one"), looked(archiving, "other")
-    [told] = archiving.data("archive", "map", "what port is it?", "--in", "one")
+    [told] = archiving.data("archive", "ask-all", "what port is it?", "--in", "one")
     assert (told["ref"], told["error"]) == (one, None)
     assert "4711" in told["reply"]["text"]
-    mapped = archiving.data("archive", "map", "what port is it?", one, "nobody", other, code=1)
+    mapped = archiving.data("archive", "ask-all", "what port is it?", one, "nobody", other, code=1)
     assert [(each["ref"], each["error"] is None) for each in mapped] == [(one, True), ("nobody", False), (other, True)]
 
 
@@ -144,11 +144,11 @@ def test_a_holder_is_shown_with_what_it_holds(archiving: Shell) -> None:
         (["search", " "], 2, "empty"),
         (["read", "ffffffffffff"], 3, "orch archive list"),
         (["query", "ffffffffffff", "hi"], 3, "ffffffffffff"),
-        (["map", "hi", "--in", "looker"], 3, "archived nothing"),
+        (["ask-all", "hi", "--in", "looker"], 3, "archived nothing"),
         (["export", "nobody"], 3, "nobody"),
-        (["prune"], 2, "--older"),
-        (["prune", "--older", "30"], 2, "is no age"),
-        (["prune", "--older", "1d", "--in", "nobody"], 3, "nobody"),
+        (["prune"], 2, "--older-than"),
+        (["prune", "--older-than", "30"], 2, "is no age"),
+        (["prune", "--older-than", "1d", "--in", "nobody"], 3, "nobody"),
     ],
 )
 def test_bad_input_is_told(archiving: Shell, argv: list[str], code: int, complaint: str) -> None:
@@ -177,10 +177,10 @@ def test_what_is_pruned_is_gone(archiving: Shell) -> None:
     archiving.run("archive", "query", gone, "which Žluťoučký?")
     archiving.run("archive", "search", "Žluťoučký")
     before = archiving.data("show", "one")["messages"]
-    planned = archiving.data("archive", "prune", "--older", "0s", "--in", "one", "--dry-run")
+    planned = archiving.data("archive", "prune", "--older-than", "0s", "--in", "one", "--dry-run")
     assert [row["id"] for row in planned["archives"]] == [gone]
     assert (planned["bytes"] > 500, planned["busy"]) == (True, {})
-    said = archiving.run("archive", "prune", "--older", "0s", "--in", "one").stdout.decode().splitlines()
+    said = archiving.run("archive", "prune", "--older-than", "0s", "--in", "one").stdout.decode().splitlines()
     assert said[1].startswith(gone)
     assert said[-1] == f"deleted 1 archive, {planned['bytes']:,} bytes"
     folder = Path(archiving.data("show", "one")["agent"]["folder"])
@@ -198,7 +198,7 @@ def test_what_is_pruned_is_gone(archiving: Shell) -> None:
     assert (row["status"], row["kind"]) == ("killed", "holder")
     archiving.run("daemon", "stop")
     assert "was deleted on" in archiving.run("archive", "read", gone, code=3).stderr.decode()
-    assert archiving.data("archive", "prune", "--older", "1h")["archives"] == []
+    assert archiving.data("archive", "prune", "--older-than", "1h")["archives"] == []
 
 
 def test_who_is_at_work_keeps_its_archives(archiving: Shell) -> None:
@@ -206,13 +206,13 @@ def test_who_is_at_work_keeps_its_archives(archiving: Shell) -> None:
     id = looked(archiving, "one", {"text": "slow", "sleep": 60})
     archiving.run("query", "one", "work on", "--no-wait")
     archiving.until("one", "busy")
-    done = archiving.run("archive", "prune", "--older", "0s", code=4)
+    done = archiving.run("archive", "prune", "--older-than", "0s", code=4)
     assert done.stdout == b"deleted 0 archives, 0 bytes\n"
     assert "is at work: work on; wait for it, or cancel it, and try again" in done.stderr.decode()
     assert archiving.data("archive", "read", id)
     archiving.run("cancel", "one")
     archiving.run("collect", "one", code=1)
-    assert archiving.run("archive", "prune", "--older", "0s").stdout.decode().splitlines()[1].startswith(id)
+    assert archiving.run("archive", "prune", "--older-than", "0s").stdout.decode().splitlines()[1].startswith(id)
 
 
 @pytest.mark.parametrize("done", [0, 1])
@@ -230,7 +230,7 @@ def test_a_daemon_that_is_killed_as_it_prunes(archiving: Shell, done: int) -> No
     transcripts = [Path(archiving.data("show", name)["agent"]["folder"], "session.jsonl") for name in names]
     before = {name: archiving.data("show", name, "--messages", "100")["messages"] for name in names}
     pids = archiving.ours()
-    archiving.run("archive", "prune", "--older", "0s", code=1)
+    archiving.run("archive", "prune", "--older-than", "0s", code=1)
     for each in pids:
         ended(each)
     deadly.unlink()
@@ -245,7 +245,7 @@ def test_a_daemon_that_is_killed_as_it_prunes(archiving: Shell, done: int) -> No
         assert ("needle" in read.stdout.decode()) == (code == 0)
     for name in names:
         assert archiving.data("show", name, "--messages", "100")["messages"] == before[name]
-    archiving.run("archive", "prune", "--older", "0s")
+    archiving.run("archive", "prune", "--older-than", "0s")
     assert archiving.data("archive", "list") == []
     assert [path for path in archiving.home.rglob("*") if path.is_file() and b"haystack" in path.read_bytes()] == []
     assert list(archiving.home.rglob("*.new")) == []

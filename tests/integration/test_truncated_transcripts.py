@@ -124,7 +124,7 @@ def test_rewritten_transcripts_are_no_truncated_ones(shell: Shell) -> None:
     shell.run("session", "fork", "a", "--name", "b")
     shell.run("query", "b", "and now")
     assert findings(shell) == []
-    assert shell.data("archive", "prune", "--older", "0s")["archives"]
+    assert shell.data("archive", "prune", "--older-than", "0s")["archives"]
     assert findings(shell) == []
     shell.run("session", "title", "a", "pumps")
     assert shell.data("query", "a", "and now")["warning"] == ""

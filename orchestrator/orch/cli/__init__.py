@@ -29,7 +29,7 @@ VERBS = {
     "kill": ("orch.cli.agents.agents", "end agents and everything below them"),
     "resume": ("orch.cli.agents.agents", "let a killed or failed agent answer again"),
     "budget": ("orch.cli.agents.agents", "what all agents together may use, and did"),
-    "narrow": ("orch.cli.agents.agents", "take tools from an agent, and from everybody below it"),
+    "revoke-tools": ("orch.cli.agents.agents", "revoke tools of an agent and of the agents below it"),
     "archive": ("orch.cli.sessions.archive", "what agents have archived: find it, read it, ask it"),
     "session": ("orch.cli.sessions.session", "conversations: their branches, copies, and those from files"),
     "memory": ("orch.cli.resources.memory", "what agents remember of a folder"),

@@ -212,23 +212,23 @@ async def tools(here: SessionContext) -> CommandResult:
 
 
 @command(
-    "narrow",
-    "let the agent keep these of its tools only, for good",
-    remainder("tools", "tools", required=True),
+    "revoke-tools",
+    "revoke the agent's tools except these, for good",
+    option("keep", "tools", required=True),
     group=LOOKING_GROUP,
 )
-async def narrow(here: SessionContext) -> CommandResult:
-    row = await here.ask(REVOKE_TOOLS, ref=here.id, tools=here.said["tools"].replace(",", " ").split())
+async def revoke_tools(here: SessionContext) -> CommandResult:
+    row = await here.ask(REVOKE_TOOLS, ref=here.id, keep=here.said["keep"].replace(",", " ").split())
     return CommandResult(" ".join(row["tools"]), {"tools": row["tools"]})
 
 
 @command(
-    "spent",
-    "what the agent and its subagents used, and all together, of how much",
+    "usage",
+    "what the agent and its subagents used, and all agents together, and the budgets",
     group=LOOKING_GROUP,
-    aliases=("cost", "usage"),
+    aliases=("cost",),
 )
-async def spent(here: SessionContext) -> CommandResult:
+async def usage(here: SessionContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.id)
     shown = await here.ask(CHANGE_BUDGET)
     own = terminal.budget({"spent": row["spent"], "budget": row["budget"], "configured": row["budget"]})
@@ -298,8 +298,8 @@ LOOKING_COMMANDS: Final = (
     prompt,
     workspace,
     tools,
-    narrow,
-    spent,
+    revoke_tools,
+    usage,
     permissions,
     model,
     thinking,

@@ -120,9 +120,9 @@ def remainder(name: str, kind: Kind = "text", *, required: bool = False) -> Argu
     return Argument(name, kind, required, rest=True)
 
 
-def option(name: str, kind: Kind = "text") -> Argument:
+def option(name: str, kind: Kind = "text", *, required: bool = False) -> Argument:
     """Return an argument that is `--name VALUE`."""
-    return Argument(name, kind, option=True)
+    return Argument(name, kind, required, option=True)
 
 
 def flag(name: str) -> Argument:

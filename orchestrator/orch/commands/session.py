@@ -55,7 +55,7 @@ async def session(here: SessionContext) -> CommandResult:
     "let the conversation go on behind an entry; what was said since stays on its own branch",
     ENTRY,
     option("summary"),
-    flag("summarise"),
+    flag("summarize"),
     group=SESSIONS_GROUP,
 )
 async def checkout(here: SessionContext) -> CommandResult:
@@ -68,7 +68,7 @@ async def checkout(here: SessionContext) -> CommandResult:
     "go back before a question, which is there to be asked in other words",
     ENTRY,
     option("summary"),
-    flag("summarise"),
+    flag("summarize"),
     group=SESSIONS_GROUP,
 )
 async def branch(here: SessionContext) -> CommandResult:
@@ -79,7 +79,7 @@ async def branch(here: SessionContext) -> CommandResult:
 
 async def _move(here: SessionContext, *, ask_anew: bool) -> dict[str, Any]:
     to = here.said["entry"]
-    move = {"type": "move", "to": to, "summary": here.get("summary"), "summarise": here.get("summarise") is not None}
+    move = {"type": "move", "to": to, "summary": here.get("summary"), "summarize": here.get("summarize") is not None}
     changed: dict[str, Any] = await here.ask(CHANGE_SESSION, ref=here.id, change=move, ask_anew=ask_anew)
     return changed
 
@@ -115,12 +115,12 @@ async def title(here: SessionContext) -> CommandResult:
 
 
 @command(
-    "trace",
-    "what happened last, as the chain of the session's file has it",
+    "audit",
+    "the last events of the session, from its file; N: how many (20)",
     positional("n", "number"),
     group=SESSIONS_GROUP,
 )
-async def trace(here: SessionContext) -> CommandResult:
+async def audit_session(here: SessionContext) -> CommandResult:
     most = int(here.get("n") or TRACED)
     rows = await here.root.disk.do(_audited, Path(here.spec.folder) / NAME, most)
     return CommandResult(audit_rows.table(rows), msgspec.to_builtins(rows))
@@ -158,7 +158,7 @@ async def recall(here: SessionContext) -> CommandResult:
 
 
 SESSIONS_COMMANDS: Final = (
-    *(sessions, session, tree, checkout, branch, fork, label, title, trace),
+    *(sessions, session, tree, checkout, branch, fork, label, title, audit_session),
     *(archive, recall),
 )
 

@@ -82,7 +82,7 @@ async def _run(here: SessionContext, tool: str, input: dict[str, Any], line: str
     try:
         did = await perform(here.root, here.node, RunUserTool(tool, input, line, heard=here.get("quiet") is None))
     except AgentDiedError:
-        told = {"type": "inform", "custom_type": ENTRY, "text": f"{ran(line)}{ENDED}"}
+        told = {"type": "add_message", "custom_type": ENTRY, "text": f"{ran(line)}{ENDED}"}
         with suppress(OrchError):  # whoever asked is told in any case
             await here.ask(CHANGE_SESSION, ref=here.id, change=told)
         raise

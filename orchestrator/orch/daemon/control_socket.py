@@ -40,7 +40,7 @@ MAX_IN_FLIGHT: Final = 256
 MAX_UNREAD: Final = 1 << 20
 ANY_VERSION: Final = frozenset({"daemon_status", "daemon_stop"})
 """What a client of another version may ask, so that it can replace the daemon."""
-WAITS: Final = frozenset({"collect", "execute", "map", "query", "wait", "watch"})
+WAITS: Final = frozenset({"ask_all", "collect", "execute", "query", "wait", "watch"})
 """What ends when its asker is gone, because it would take the answer along."""
 BACKLOG: Final = 1024
 ACCEPT_PASSES: Final = 6

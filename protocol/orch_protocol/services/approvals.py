@@ -19,7 +19,7 @@ from .service import EVERY_AGENT, USERS_ONLY, Service
 __all__ = ["ANSWER_APPROVAL", "EVALUATE_POLICY", "LIST_PERMISSIONS", "REQUEST_APPROVAL", "REVOKE_PERMISSIONS"]
 
 EVALUATE_POLICY: Final = Service(
-    "judge", PolicyCall, Verdict, EVERY_AGENT, "Evaluate the program's policy callback for a tool call."
+    "evaluate_policy", PolicyCall, Verdict, EVERY_AGENT, "Evaluate the program's policy callback for a tool call."
 )
 REQUEST_APPROVAL: Final = Service(
     "approve", ApproveCall, ApprovalDecision, EVERY_AGENT, "Request the user's approval of a tool call."

@@ -96,11 +96,19 @@ class SummaryStep(Struct, frozen=True):
 
 
 PLAN_ARCHIVING: Final = Service(
-    "archive", PlanArchiving, ArchivePlan, ARCHIVING_AGENTS, "Plan which turns of the calling agent to archive now."
+    "plan_archiving",
+    PlanArchiving,
+    ArchivePlan,
+    ARCHIVING_AGENTS,
+    "Plan which turns of the calling agent to archive now.",
 )
 COMMIT_ARCHIVES: Final = Service(
-    "archived", CommitArchives, Empty, ARCHIVING_AGENTS, "Record archives that the calling agent has written."
+    "commit_archives", CommitArchives, Empty, ARCHIVING_AGENTS, "Record archives that the calling agent has written."
 )
 SUMMARIZE_ARCHIVE: Final = Service(
-    "summarise", SummarizeArchive, SummaryStep, ARCHIVING_AGENTS, "Take the next step of summarizing an archive."
+    "summarize_archive",
+    SummarizeArchive,
+    SummaryStep,
+    ARCHIVING_AGENTS,
+    "Take the next step of summarizing an archive.",
 )

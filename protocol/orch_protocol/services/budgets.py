@@ -32,14 +32,22 @@ RESERVE_BUDGET: Final = Service(
 SETTLE_BUDGET: Final = Service(
     "settle", SettleBudget, BudgetSettled, EVERY_AGENT, "Settle a reservation with the actual usage."
 )
-RECORD_USAGE: Final = Service("spent", SideSpending, Empty, ARCHIVING_AGENTS, "Record usage that had no reservation.")
+RECORD_USAGE: Final = Service(
+    "record_usage", SideSpending, Empty, ARCHIVING_AGENTS, "Record usage that had no reservation."
+)
 CHANGE_BUDGET: Final = Service(
     "budget", ChangeBudget, BudgetShown, USERS_ONLY, "Show or change the budget of all agents together."
 )
 REPORT_RATE_LIMIT: Final = Service(
-    "refused", ModelRefused, Empty, EVERY_AGENT, "Report that a provider refused a request for its rate limit."
+    "report_rate_limit",
+    ModelRefused,
+    Empty,
+    EVERY_AGENT,
+    "Report that a provider refused a request for its rate limit.",
 )
 ADMIT_REQUEST: Final = Service(
-    "admit", AdmitRequest, RequestAdmitted, EVERY_AGENT, "Wait for permission to send a rate-limited request."
+    "admit_request", AdmitRequest, RequestAdmitted, EVERY_AGENT, "Wait for permission to send a rate-limited request."
 )
-RELEASE_REQUEST: Final = Service("left", RequestEnded, Empty, EVERY_AGENT, "Report that an admitted request has ended.")
+RELEASE_REQUEST: Final = Service(
+    "release_request", RequestEnded, Empty, EVERY_AGENT, "Report that an admitted request has ended."
+)

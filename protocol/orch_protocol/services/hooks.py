@@ -13,5 +13,5 @@ RUN_HOOKS: Final = Service(
     "run_hooks", RunHooks, HookReplies, EVERY_AGENT, "Call hooks of the user's program for the calling agent."
 )
 RECORD_HOOK_RUNS: Final = Service(
-    "hooks_ran", ReportHooks, Empty, EVERY_AGENT, "Record which hooks ran and what they did."
+    "record_hook_runs", ReportHooks, Empty, EVERY_AGENT, "Record which hooks ran and what they did."
 )

@@ -15,8 +15,12 @@ LIST_MODELS: Final = Service(
 )
 FIND_MODEL: Final = Service("find_model", FindModel, BackendSpec, EVERY_AGENT, "Return the complete spec of a model.")
 RESTRICT_TO_LOCAL: Final = Service(
-    "localise", RestrictToLocal, BackendSpec, EVERY_AGENT, "Restrict the calling agent to models of this machine."
+    "restrict_to_local",
+    RestrictToLocal,
+    BackendSpec,
+    EVERY_AGENT,
+    "Restrict the calling agent to models of this machine.",
 )
 RESOLVE_MODEL: Final = Service(
-    "answers", Empty, RecordModel, EVERY_AGENT, "Return the model that the calling agent's session selects."
+    "resolve_model", Empty, RecordModel, EVERY_AGENT, "Return the model that the calling agent's session selects."
 )

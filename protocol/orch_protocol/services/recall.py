@@ -114,12 +114,12 @@ class PrunedArchives(Struct, frozen=True):
     busy: dict[str, str] = {}
 
 
-LIST_ARCHIVES: Final = Service("archives", ListArchives, list[ArchiveRow], USERS_ONLY, "List archives.")
+LIST_ARCHIVES: Final = Service("list_archives", ListArchives, list[ArchiveRow], USERS_ONLY, "List archives.")
 SEARCH_ARCHIVE: Final = Service(
     "search_archive", SearchArchive, list[SearchHit], agents_with("search_archive"), "Search archived messages."
 )
 LIST_TAINT_LABELS: Final = Service(
-    "marks",
+    "list_taint_labels",
     ListTaintLabels,
     list[TaintLabel],
     agents_with("search_archive", "read_archive"),
@@ -129,5 +129,5 @@ READ_ARCHIVE: Final = Service(
     "read_archive", ReadArchive, list[Message], agents_with("read_archive"), "Read messages of an archive."
 )
 PRUNE_ARCHIVES: Final = Service(
-    "prune", PruneArchives, PrunedArchives, USERS_ONLY, "Delete archives older than a given age."
+    "prune_archives", PruneArchives, PrunedArchives, USERS_ONLY, "Delete archives older than a given age."
 )

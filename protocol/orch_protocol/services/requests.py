@@ -224,11 +224,13 @@ class CancelTurn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RevokeAgentTools(Struct, frozen=True, forbid_unknown_fields=True):
-    """Let `ref` keep of its tools no more than `tools` (names, and categories), and everybody below it no more than
-    that. Nothing gives them back."""
+    """Revoke the tools of `ref`, and of all agents below it, that are not in `keep` (names and categories of tools).
+
+    Revoked tools cannot be granted again.
+    """
 
     ref: str
-    tools: tuple[str, ...]
+    keep: tuple[str, ...]
 
 
 class Resume(Struct, frozen=True, forbid_unknown_fields=True):
@@ -380,17 +382,21 @@ KILL: Final = Service("kill", Kill, Killed, agents_with("kill_subagent"), "End a
 CANCEL_TURN: Final = Service("cancel", CancelTurn, AgentRow, USERS_ONLY, "Cancel the turn of an agent.")
 RESUME: Final = Service("resume", Resume, AgentRow, USERS_ONLY, "Let a killed or failed agent answer again.")
 REVOKE_TOOLS: Final = Service(
-    "narrow", RevokeAgentTools, AgentRow, USERS_ONLY, "Revoke tools of an agent and of all agents below it."
+    "revoke_tools", RevokeAgentTools, AgentRow, USERS_ONLY, "Revoke tools of an agent and of all agents below it."
 )
 LIST_AGENTS: Final = Service("list", ListAgents, list[AgentRow], agents_with("list_subagents"), "List agents.")
 SHOW_AGENT: Final = Service("show", ShowAgent, AgentShown, USERS_ONLY, "Show an agent and its last messages.")
 SHOW_STATE: Final = Service("state", AgentRef, AgentRow, USERS_ONLY, "Show the state of an agent.")
 SHOW_SPEC: Final = Service("spec", AgentRef, AgentSpec, USERS_ONLY, "Show the spec that an agent was started with.")
 LIST_LIVE_SUBAGENTS: Final = Service(
-    "live", Empty, list[LiveAgent], ARCHIVING_AGENTS, "List the subagents that the calling agent can ask."
+    "list_live_subagents",
+    Empty,
+    list[LiveAgent],
+    ARCHIVING_AGENTS,
+    "List the subagents that the calling agent can ask.",
 )
 ASK_ALL: Final = Service(
-    "map", AskAll, list[AskAllResult], agents_with("map_subagents"), "Ask several agents the same question."
+    "ask_all", AskAll, list[AskAllResult], agents_with("map_subagents"), "Ask several agents the same question."
 )
 RUN_TOOL: Final = Service(
     "run_tool", RunTool, RootToolResult, ROOT_TOOL_AGENTS, "Run a tool of the user's program for the calling agent."

@@ -25,13 +25,17 @@ __all__ = [
 ]
 
 TAKE_VALUE: Final = Service(
-    "value", TakeValue, TakenValue, agents_with("query_subagent", "collect_subagent"), "Take a named value of an agent."
+    "take_value",
+    TakeValue,
+    TakenValue,
+    agents_with("query_subagent", "collect_subagent"),
+    "Take a named value of an agent.",
 )
 SHOW_WORKSPACE: Final = Service(
     "workspace", ShowWorkspace, WorkspaceShown, USERS_ONLY, "Show the workspace of an agent."
 )
 CHANGE_WORKSPACE: Final = Service(
-    "arrange_workspace",
+    "change_workspace",
     ChangeWorkspace,
     WorkspaceChanged,
     USERS_ONLY,
@@ -44,8 +48,8 @@ LIST_COMMANDS: Final = Service(
 )
 EXECUTE_COMMAND: Final = Service("execute", Execute, Executed, USERS_ONLY, "Execute a slash command in a session.")
 REFRESH_CATALOGS: Final = Service(
-    "catalogs", Empty, list[str], USERS_ONLY, "Reload the command catalogs that are in use."
+    "refresh_catalogs", Empty, list[str], USERS_ONLY, "Reload the command catalogs that are in use."
 )
 SURVEY_PROJECT: Final = Service(
-    "survey", Empty, ProjectSurvey, EVERY_AGENT, "Return facts about the calling agent's project."
+    "survey_project", Empty, ProjectSurvey, EVERY_AGENT, "Return facts about the calling agent's project."
 )

@@ -43,17 +43,17 @@ COMPACT_SESSION: Final = Service(
     "compact", CompactSession, CompactionDone, USERS_ONLY, "Replace the conversation so far by a summary."
 )
 LIST_SESSION_METADATA: Final = Service(
-    "kept", ListMetadata, list[SessionMetadata], USERS_ONLY, "List the metadata of a session."
+    "list_session_metadata", ListMetadata, list[SessionMetadata], USERS_ONLY, "List the metadata of a session."
 )
 FORK_SESSION: Final = Service(
     "fork", ForkSession, ForkResult, USERS_ONLY, "Copy a session, up to an entry, to a new agent."
 )
 CHECK_SESSION: Final = Service(
-    "fsck_session", CheckSession, SessionChecked, USERS_ONLY, "Check the files of a session, and repair them."
+    "check_session", CheckSession, SessionChecked, USERS_ONLY, "Check the files of a session, and repair them."
 )
 PRUNE_SESSIONS: Final = Service(
     "prune_sessions", PruneSessions, PrunedSessions, USERS_ONLY, "Delete sessions older than a given age."
 )
 SET_PLAN_MODE: Final = Service(
-    "set_planning", SetPlanMode, AgentRow, USERS_ONLY, "Switch plan mode of an agent on or off."
+    "set_plan_mode", SetPlanMode, AgentRow, USERS_ONLY, "Switch plan mode of an agent on or off."
 )

@@ -96,11 +96,11 @@ class Branch(Struct, frozen=True, gc=False):
 
 class MoveLeaf(Struct, frozen=True, gc=False, tag="move"):
     """The conversation goes on behind the entry `to`, None: anew. With `summary` the model is told what came of what
-    it leaves; with `summarise` that is first written, by its model if it has one."""
+    it leaves; with `summarize` that is first written, by its model if it has one."""
 
     to: str | None
     summary: str | None = None
-    summarise: bool = False
+    summarize: bool = False
 
 
 class SetLabel(Struct, frozen=True, gc=False, tag="label"):
@@ -116,7 +116,7 @@ class SetTitle(Struct, frozen=True, gc=False, tag="name"):
     name: str | None = None
 
 
-class AddMessage(Struct, frozen=True, gc=False, tag="inform"):
+class AddMessage(Struct, frozen=True, gc=False, tag="add_message"):
     """A program tells the model `text`; people are shown it with `display` alone. `custom_type` says what it is."""
 
     custom_type: str
@@ -124,7 +124,7 @@ class AddMessage(Struct, frozen=True, gc=False, tag="inform"):
     display: bool = True
 
 
-class SetMetadata(Struct, frozen=True, gc=False, tag="custom"):
+class SetMetadata(Struct, frozen=True, gc=False, tag="set_metadata"):
     """A program keeps `data`, JSON data, with the session. The model is not told; `custom_type` says what it is."""
 
     custom_type: str

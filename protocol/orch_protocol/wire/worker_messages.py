@@ -1,6 +1,6 @@
 """Bodies of the frames between root and worker. The frame's `kind` names the type of its body.
 
-Root to worker: `init ping query watch steer unsay hearing sum_up compact edit export prompt do cancel narrow stop
+Root to worker: `init ping query watch steer unsay hearing sum_up compact edit export prompt do cancel revoke_tools stop
 root_reply limit happened`.
 Worker to root: `hello ready pong finished progress event so_far called steered unsaid summed compacted edited exported
 prompted did root_call cancel`.
@@ -304,7 +304,7 @@ BODIES: Final[dict[str, type[Struct]]] = {
     "query": Query,
     "finished": TurnFinished,
     "cancel": CancelCurrentTurn,
-    "narrow": WithdrawTools,
+    "revoke_tools": WithdrawTools,
     "happened": AgentEvent,
     "steer": SteerTurn,
     "steered": SteeringHeard,

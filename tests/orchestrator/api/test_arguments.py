@@ -129,7 +129,7 @@ Deed = Callable[[AsyncSubagent, Any], Awaitable[Any]]
         (lambda agent, _: agent.execute(None), r"invalid parameters for execute: .*`\$.text`"),
         (lambda agent, _: agent.session.compact(object()), "Encoding objects of type object is unsupported"),  # type: ignore
         (lambda agent, _: agent.show(messages=10**30), "an integer beyond 64 bits"),
-        (lambda agent, _: agent.revoke_tools(keep=None), r"invalid parameters for narrow: .*`\$.tools`"),
+        (lambda agent, _: agent.revoke_tools(keep=None), r"invalid parameters for revoke tools: .*`\$.keep`"),
         (lambda agent, _: agent.ping("x"), "ping needs bytes"),
         (lambda agent, _: agent.ping(timeout=None), "ping needs bytes and a number of seconds"),
         (lambda agent, _: agent.query("x", returns=5), "returns is a type that JSON can be"),

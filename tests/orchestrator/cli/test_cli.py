@@ -446,11 +446,11 @@ def test_daemon_start_gives_the_daemon_this_shells_keys(desk: Desk, capsys: Capt
             "abc\n",
         ),
         (
-            ["narrow", "1", "--tools", "file, git_log"],
-            ("narrow", {"ref": "1", "tools": ["file", "git_log"]}),
+            ["revoke-tools", "1", "--keep", "file, git_log"],
+            ("revoke_tools", {"ref": "1", "keep": ["file", "git_log"]}),
             "read_file git_log\n",
         ),
-        (["narrow", "1", "--tools", ""], ("narrow", {"ref": "1", "tools": []}), "read_file git_log\n"),
+        (["revoke-tools", "1", "--keep", ""], ("revoke_tools", {"ref": "1", "keep": []}), "read_file git_log\n"),
         (
             ["resume", "1", "--credentials", "--all"],
             ("resume", {"ref": "1", "budget": {}, "credentials": True, "all": True}),

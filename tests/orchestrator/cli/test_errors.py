@@ -75,7 +75,7 @@ def test_a_defect_shows_where_it_is(desk: Desk) -> None:
         (["collect", "1", "--timeout", "-1"], "'-1' is no number of seconds"),
         (["session", "export", "1", "--output", ""], "argument --output: '' names no file"),
         (["archive", "export", "--output", "a", "--output", "b"], "--output is given twice"),
-        (["archive", "prune", "--older", "9w", "--older", "1d"], "--older is given twice"),
+        (["archive", "prune", "--older-than", "9w", "--older-than", "1d"], "--older-than is given twice"),
         (["session", "prune", "--older-than", "9w", "--keep", "3", "--keep", "1"], "--keep is given twice"),
         (["session", "fsck", "1", "--output", "x"], "--output goes with --repair and a file"),
         (["spawn", "-", "--query", "-"], "- is given twice: standard input can be read once"),

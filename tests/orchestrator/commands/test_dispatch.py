@@ -81,8 +81,8 @@ async def test_what_looks_says_what_the_services_say(tmp_path: Path) -> None:
         assert [row["id"] for row in (await agent.execute("/agents")).data] == [agent.id]
         assert "identity" in (await agent.execute("/context")).text
         assert "Twelve pumps." in (await agent.execute("/tree")).text
-        assert (await agent.execute("/trace 1")).data[0]["what"] == "reply"
-        assert (await agent.execute("/spent")).data["agent"]["spent"]["model_calls"] == 1
+        assert (await agent.execute("/audit 1")).data[0]["what"] == "reply"
+        assert (await agent.execute("/usage")).data["agent"]["spent"]["model_calls"] == 1
         assert (await agent.execute("/model")).text == "scripted"
         assert (await agent.execute("/thinking")).text == "as the model does by itself"
         with pytest.raises(ConfigError, match="scripted is no model"):
@@ -397,7 +397,7 @@ name = "left"
 command = "/todo --count"
 [[widgets]]
 name = "money"
-command = "/spent"
+command = "/usage"
 """
 
 
@@ -423,7 +423,7 @@ async def test_extensions_bring_commands_keys_and_widgets(tmp_path: Path) -> Non
         assert catalog.notes == (
             "/state of extension pack is left out: there is one of built-in",
             "key f7 of extension pack is left out: there is no command /nothing",
-            "widget money of extension pack is left out: /spent is no command of an extension",
+            "widget money of extension pack is left out: /usage is no command of an extension",
         )
         done = await agent.execute("/todo --count the valves")
         assert done.text == f"[('count', 'yes'), ('wanted', 'the valves')] for {agent.id}"

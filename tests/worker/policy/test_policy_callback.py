@@ -184,7 +184,7 @@ class TestInTheGuard:
         """A function in the root judges with the same effect, and a root that cannot be asked denies."""
 
         async def root(called: AnyService, params: Any, seconds: float | None = None) -> Any:
-            if called.name == "judge":
+            if called.name == "evaluate_policy":
                 return no_touching(params, RULES)
             return await Root()(called, params, seconds)
 

@@ -292,9 +292,9 @@ class TestRules:
 
         async def call_root(called: AnyService, params: Any, _: float | None = None) -> Any:
             service = called.name
-            if service == "survey":
+            if service == "survey_project":
                 raise ToolError("the root has something else to do")
-            assert service == "judge"
+            assert service == "evaluate_policy"
             assert isinstance(params, PolicyCall)
             asked.append((params.tool, params.input["path"]))
             return verdicts.get(params.input["path"], Verdict())

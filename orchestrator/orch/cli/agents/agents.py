@@ -1,4 +1,4 @@
-"""The verbs about agents that are there: list, show, kill, resume, narrow."""
+"""The verbs about agents that are there: list, show, kill, resume, revoke-tools."""
 
 from __future__ import annotations
 
@@ -105,15 +105,15 @@ def _budget(arguments: Namespace) -> int:
     return 0
 
 
-def _narrow_arguments(parser: ArgumentParser) -> None:
+def _revoke_tools_arguments(parser: ArgumentParser) -> None:
     command.agent_argument(parser)
     parser.add_argument(
-        "--tools", metavar="A,B", required=True, help="what it keeps: tools it has, categories of tools; nothing: ''"
+        "--keep", metavar="A,B", required=True, help="names or categories of the tools it keeps; '' for none"
     )
 
 
-def _narrow(arguments: Namespace) -> int:
-    row = Connection().call("narrow", {"ref": arguments.ref, "tools": command.names(arguments.tools)})
+def _revoke_tools(arguments: Namespace) -> int:
+    row = Connection().call("revoke_tools", {"ref": arguments.ref, "keep": command.names(arguments.keep)})
     command.print_result(arguments, {key: row[key] for key in ("id", "tools")}, " ".join(row["tools"]))
     return 0
 
@@ -146,10 +146,10 @@ VERBS = {
         _budget_arguments,
         _budget,
     ),
-    "narrow": CliCommand(
-        "Let an agent keep these of its tools only, and everybody below it no more than that, for good. Prints them.",
-        "orch narrow 1 --tools read_file,git",
-        _narrow_arguments,
-        _narrow,
+    "revoke-tools": CliCommand(
+        "Revoke all tools of an agent, and of the agents below it, except some. Prints the tools that it keeps.",
+        "orch revoke-tools 1 --keep read_file,git",
+        _revoke_tools_arguments,
+        _revoke_tools,
     ),
 }

@@ -305,7 +305,7 @@ def _returned(arguments: Namespace, connection: Connection, reply: dict[str, Any
     if not name:
         return {}
     try:
-        taken = connection.call("value", {"ref": reply["id"], "name": name})
+        taken = connection.call("take_value", {"ref": reply["id"], "name": name})
     except CommandError:
         _show(arguments, reply, agreed(reply))
         raise

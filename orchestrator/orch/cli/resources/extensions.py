@@ -143,7 +143,7 @@ def _switch(arguments: Namespace, *, on: bool) -> int:
 def _tell() -> None:
     """Let a daemon that runs look again at what can be executed in sessions."""
     try:
-        Connection(start=None).call("catalogs")
+        Connection(start=None).call("refresh_catalogs")
     except CommandError:
         pass  # none runs, or it is leaving; whoever looks next sees what is there
 

@@ -65,7 +65,7 @@ def _chosen(there: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 def _arrange(arguments: Namespace, **change: Any) -> dict[str, Any]:
     asked = {"ref": arguments.key} | change
-    arranged: dict[str, Any] = Connection().call("arrange_workspace", asked)
+    arranged: dict[str, Any] = Connection().call("change_workspace", asked)
     return arranged
 
 

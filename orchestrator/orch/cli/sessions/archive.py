@@ -31,7 +31,7 @@ def _in(parser: ArgumentParser) -> None:
 
 def _list(arguments: Namespace) -> int:
     connection = Connection()
-    rows = connection.call("archives", {"ref": arguments.ref})
+    rows = connection.call("list_archives", {"ref": arguments.ref})
     command.print_result(arguments, rows, table(rows) if rows else "")
     if not rows and not arguments.json:
         settings = connection.call("daemon_status").get("settings", {})
@@ -78,24 +78,24 @@ def _read(arguments: Namespace) -> int:
     return 0
 
 
-def _map_arguments(parser: ArgumentParser) -> None:
+def _ask_all_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads it from stdin")
     parser.add_argument("ids", metavar="ID", nargs="*", help="archives to ask")
     _in(parser)
     parser.add_argument("--timeout", type=command.seconds, metavar="S", help="wait at most so many seconds for all")
 
 
-def _map(arguments: Namespace) -> int:
+def _ask_all(arguments: Namespace) -> int:
     if bool(arguments.ids) == (arguments.ref is not None):
         raise CommandError("UsageError", "say whom to ask: ids of archives, or --in REF; see: orch archive list", 2)
     connection = Connection()
-    ids = arguments.ids or _parts(connection.call("archives", {"ref": arguments.ref}))
+    ids = arguments.ids or _parts(connection.call("list_archives", {"ref": arguments.ref}))
     if not ids:
         raise CommandError(
             "AgentNotFoundError", f"agent {arguments.ref} has archived nothing; see: orch archive list", 3
         )
     params = {"refs": ids, "prompt": command.text(arguments.prompt), "timeout": arguments.timeout}
-    mapped = connection.call("map", params)
+    mapped = connection.call("ask_all", params)
     replies = [each | {"reply": agreed(each["reply"]) if each["reply"] else None} for each in mapped]
     command.print_result(arguments, replies, "\n\n".join(map(_answer, replies)))
     codes = {1 if each["error"] is not None else code_of(each["reply"]) for each in replies}
@@ -130,7 +130,7 @@ def _export(arguments: Namespace) -> int:
     from .export import export
 
     connection = Connection()
-    rows = connection.call("archives", {"ref": arguments.ref})
+    rows = connection.call("list_archives", {"ref": arguments.ref})
     told = export(connection, rows, arguments.output, arguments.format)
     if arguments.output != "-":
         much = f"{terminal.pluralize(told['archives'], 'archive')}, {terminal.pluralize(told['messages'], 'message')}"
@@ -143,14 +143,14 @@ def _export(arguments: Namespace) -> int:
 
 def _prune_arguments(parser: ArgumentParser) -> None:
     told = "what was archived longer ago: 90m, 12h, 30d, 8w"
-    parser.add_argument("--older", metavar="AGE", required=True, action=command.SetOnce, help=told)
+    parser.add_argument("--older-than", dest="older", metavar="AGE", required=True, action=command.SetOnce, help=told)
     _in(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be deleted, and delete nothing")
 
 
 def _prune(arguments: Namespace) -> int:
     params = {"older": arguments.older, "ref": arguments.ref, "dry_run": arguments.dry_run}
-    pruned = Connection().call("prune", params)
+    pruned = Connection().call("prune_archives", params)
     rows = pruned["archives"]
     return command.print_deleted(arguments, pruned, rows, "archive", table)
 
@@ -184,13 +184,13 @@ ACTIONS = {
             query,
         ),
     ),
-    "map": (
-        "ask several the same",
+    "ask-all": (
+        "ask several archives the same question",
         CliCommand(
-            "Ask several archives the same, or all of an agent's. Exits with 1 when one of them cannot answer.",
-            'orch archive map "Which ports were open?" --in reader',
-            _map_arguments,
-            _map,
+            "Ask several archives, or all archives of an agent, the same question. Exits with 1 when one of them cannot answer.",
+            'orch archive ask-all "Which ports were open?" --in reader',
+            _ask_all_arguments,
+            _ask_all,
         ),
     ),
     "export": (
@@ -207,7 +207,7 @@ ACTIONS = {
         CliCommand(
             "Delete for good what was archived long ago: messages, words of the index, what holders were asked. What a "
             "conversation shows stays. Exits with 4 when an agent is at work: then its archives stay.",
-            "orch archive prune --older 30d --dry-run",
+            "orch archive prune --older-than 30d --dry-run",
             _prune_arguments,
             _prune,
         ),

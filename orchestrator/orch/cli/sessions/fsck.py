@@ -41,7 +41,7 @@ def _fsck(arguments: Namespace) -> int:
 
 def _of_agent(arguments: Namespace) -> dict[str, Any]:
     asked = {"ref": arguments.key, "repair": arguments.repair}
-    checked: dict[str, Any] = Connection().call("fsck_session", asked)
+    checked: dict[str, Any] = Connection().call("check_session", asked)
     return checked | {"mended": checked["path"] if checked["kept"] else ""}
 
 

@@ -27,7 +27,7 @@ def _inform_arguments(parser: ArgumentParser) -> None:
 
 
 def _inform(arguments: Namespace) -> int:
-    told = {"type": "inform", "custom_type": arguments.kind or "note", "text": command.text(arguments.text)}
+    told = {"type": "add_message", "custom_type": arguments.kind or "note", "text": command.text(arguments.text)}
     changed = _changed(arguments, told | {"display": not arguments.hidden})
     command.print_result(arguments, changed, changed["entry"])
     return 0
@@ -46,7 +46,7 @@ def _keep(arguments: Namespace) -> int:
     except (ValueError, RecursionError) as error:
         what = 'what is kept is JSON, such as {"count": 3} or "text"'
         raise CommandError("UsageError", f"{what}: {error}", 2) from error
-    changed = _changed(arguments, {"type": "custom", "custom_type": arguments.kind, "data": data})
+    changed = _changed(arguments, {"type": "set_metadata", "custom_type": arguments.kind, "data": data})
     command.print_result(arguments, changed, changed["entry"])
     return 0
 
@@ -57,7 +57,7 @@ def _kept_arguments(parser: ArgumentParser) -> None:
 
 
 def _kept(arguments: Namespace) -> int:
-    rows = Connection().call("kept", {"ref": arguments.key, "custom_type": arguments.kind})
+    rows = Connection().call("list_session_metadata", {"ref": arguments.key, "custom_type": arguments.kind})
     cells = [[row["entry"], terminal.safe(row["custom_type"]), terminal.safe(to_json(row["data"]))] for row in rows]
     command.print_result(
         arguments, rows, terminal.format_columns([["ENTRY", "KIND", "DATA"], *cells], frozenset()) if cells else ""

@@ -74,7 +74,7 @@ def _checkout_arguments(parser: ArgumentParser) -> None:
 
 def _summary(parser: ArgumentParser) -> None:
     parser.add_argument("--summary", metavar="TEXT", help="what the model is told of what it leaves; - is stdin")
-    parser.add_argument("--summarise", action="store_true", help="let its model write that, if it has one")
+    parser.add_argument("--summarize", action="store_true", help="let its model write that, if it has one")
 
 
 def _checkout(arguments: Namespace) -> int:
@@ -87,7 +87,7 @@ def _branch(arguments: Namespace) -> int:
 
 def _move(arguments: Namespace, *, ask_anew: bool) -> int:
     summary = command.text(arguments.summary) if arguments.summary is not None else None
-    move = {"type": "move", "to": arguments.entry, "summary": summary, "summarise": arguments.summarise}
+    move = {"type": "move", "to": arguments.entry, "summary": summary, "summarize": arguments.summarize}
     changed = _change(arguments, move, ask_anew=ask_anew)
     command.print_result(arguments, changed, terminal.safe_for_stdout(changed["text"] or "") if ask_anew else "")
     return 0

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
     from ...supervisor.watchers import Watcher
 
-__all__ = ["answer", "ask", "collect", "map_agents", "query", "submit", "wait"]
+__all__ = ["answer", "ask", "ask_all", "collect", "query", "submit", "wait"]
 
 MOST_AT_ONCE = 4
 
@@ -83,7 +83,7 @@ async def query(root: Supervisor, caller: Caller, params: QueryAgent, watcher: W
 
 
 @handles(ASK_ALL)
-async def map_agents(root: Supervisor, caller: Caller, params: AskAll) -> list[AskAllResult]:
+async def ask_all(root: Supervisor, caller: Caller, params: AskAll) -> list[AskAllResult]:
     """Ask all of the agents the same, some at a time, each once; return what they said, in the order they were named.
 
     Who cannot answer costs the others nothing. Raises ConfigError when nobody is asked.

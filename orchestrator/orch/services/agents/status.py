@@ -43,7 +43,7 @@ from ..dispatch.handlers import handles
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["events", "list_agents", "row", "show", "spec", "state", "survey"]
+__all__ = ["events", "list_agents", "row", "show", "spec", "state", "survey_project"]
 
 DENIED_PATHS: Final[dict[bool | None, Literal["", "unreadable", "by name only"]]] = {
     None: "",
@@ -259,7 +259,7 @@ def _not_running(row: AgentRow) -> AgentRow:
 
 
 @handles(SURVEY_PROJECT)
-async def survey(root: Supervisor, caller: Caller, _: Empty) -> ProjectSurvey:
+async def survey_project(root: Supervisor, caller: Caller, _: Empty) -> ProjectSurvey:
     """Return what is in the calling agent's folder; it leaves out itself what its policy does not let it be told."""
     spec = caller.require_agent(root.tree.agents).spec
     return await root.projects.of(Path(spec.cwd), spec.context.rules)

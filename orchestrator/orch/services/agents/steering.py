@@ -51,8 +51,8 @@ async def revoke_tools(root: Supervisor, caller: Caller, params: RevokeAgentTool
     When this returns nothing that was taken begins to run, in any process that answers. Raises AgentError, and
     ToolNotGrantedError for a tool that the agent may not use: narrowing never widens.
     """
-    node = find_agent(root, caller, params.ref, "narrow")
-    root.handle(events.RevokeTools(node.spec.id, _kept(node.spec, params.tools)))
+    node = find_agent(root, caller, params.ref, "revoke the tools of")
+    root.handle(events.RevokeTools(node.spec.id, _kept(node.spec, params.keep)))
     running = [each for each in root.tree.agents.subtree(node.spec.id) if each.status in ("idle", "busy")]
     await asyncio.gather(*(_heard(root, each) for each in running))
     return row(root, node)

@@ -29,11 +29,11 @@ from ..dispatch.handlers import handles
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["archive", "archived", "live", "summarise"]
+__all__ = ["commit_archives", "list_live_subagents", "plan_archiving", "summarize_archive"]
 
 
 @handles(PLAN_ARCHIVING)
-async def archive(root: Supervisor, caller: Caller, params: PlanArchiving) -> ArchivePlan:
+async def plan_archiving(root: Supervisor, caller: Caller, params: PlanArchiving) -> ArchivePlan:
     """Return what of the caller's conversation is to go to holders now: nothing while archival is off."""
     node = caller.require_agent(root.tree.agents)
     if not root.config.archival.enabled:
@@ -42,7 +42,7 @@ async def archive(root: Supervisor, caller: Caller, params: PlanArchiving) -> Ar
 
 
 @handles(COMMIT_ARCHIVES)
-async def archived(root: Supervisor, caller: Caller, params: CommitArchives) -> Empty:
+async def commit_archives(root: Supervisor, caller: Caller, params: CommitArchives) -> Empty:
     """Take note of the archives that the caller has put on record: they can be asked from now on."""
     node = caller.require_agent(root.tree.agents)
     await note(root, node, params.context_tokens, params.problem, params.turns)
@@ -50,7 +50,7 @@ async def archived(root: Supervisor, caller: Caller, params: CommitArchives) -> 
 
 
 @handles(SUMMARIZE_ARCHIVE)
-async def summarise(root: Supervisor, caller: Caller, params: SummarizeArchive) -> SummaryStep:
+async def summarize_archive(root: Supervisor, caller: Caller, params: SummarizeArchive) -> SummaryStep:
     """Return what a model is to be asked next about an archive of the caller, or what came of it."""
     node = caller.require_agent(root.tree.agents)
     backend: BackendSpec | None = None
@@ -64,7 +64,7 @@ async def summarise(root: Supervisor, caller: Caller, params: SummarizeArchive) 
 
 
 @handles(LIST_LIVE_SUBAGENTS)
-async def live(root: Supervisor, caller: Caller, _: Empty) -> list[LiveAgent]:
+async def list_live_subagents(root: Supervisor, caller: Caller, _: Empty) -> list[LiveAgent]:
     """Return the agents that the caller has spawned and can ask."""
     node = caller.require_agent(root.tree.agents)
     children = (root.tree.agents[id] for id in node.children)

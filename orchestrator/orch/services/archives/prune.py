@@ -22,14 +22,14 @@ from .recall import archive_row, look_up, owners_in_sight
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["prune", "seconds_of"]
+__all__ = ["prune_archives", "seconds_of"]
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 
 
 @handles(PRUNE_ARCHIVES)
-async def prune(root: Supervisor, caller: Caller, params: PruneArchives) -> PrunedArchives:
+async def prune_archives(root: Supervisor, caller: Caller, params: PruneArchives) -> PrunedArchives:
     """Delete archives, agent by agent; one that works just now keeps its own. Raises ConfigError, StoreError.
 
     Whoever gives up waiting does not end it.

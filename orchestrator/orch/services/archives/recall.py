@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "archive_row",
-    "archives",
     "archives_of",
     "find_agent_or_holder",
+    "list_archives",
     "list_taint_labels",
     "look_up",
     "owners_in_sight",
@@ -62,7 +62,7 @@ MOST_HITS = 100
 
 
 @handles(LIST_ARCHIVES)
-async def archives(root: Supervisor, caller: Caller, params: ListArchives) -> list[ArchiveRow]:
+async def list_archives(root: Supervisor, caller: Caller, params: ListArchives) -> list[ArchiveRow]:
     """Return the archives in sight, by agent, in the order they were made."""
     owners = await _owners(root, caller, params.ref)
     known = [(owner, await root.archives.known(owner.spec)) for owner in owners]

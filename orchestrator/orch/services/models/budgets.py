@@ -27,7 +27,7 @@ from ..dispatch.handlers import handles
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["budget", "reserve", "settle", "spent"]
+__all__ = ["budget", "record_usage", "reserve", "settle"]
 
 
 @handles(RESERVE_BUDGET)
@@ -63,7 +63,7 @@ async def settle(root: Supervisor, caller: Caller, params: SettleBudget) -> Budg
 
 
 @handles(RECORD_USAGE)
-async def spent(root: Supervisor, caller: Caller, params: SideSpending) -> Empty:
+async def record_usage(root: Supervisor, caller: Caller, params: SideSpending) -> Empty:
     """Put on record what the agent used beside its turns."""
     root.handle(events.RecordUsage(caller.require_agent(root.tree.agents).spec.id, params.usage))
     return Empty()

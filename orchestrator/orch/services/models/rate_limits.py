@@ -17,14 +17,14 @@ from ..dispatch.handlers import handles
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["admit", "left", "refused"]
+__all__ = ["admit_request", "release_request", "report_rate_limit"]
 
 LUCK: Final = random.SystemRandom()
 """Of its own: a program that seeds `random` is to get its own numbers from it, all of them."""
 
 
 @handles(REPORT_RATE_LIMIT)
-async def refused(root: Supervisor, caller: Caller, params: ModelRefused) -> Empty:
+async def report_rate_limit(root: Supervisor, caller: Caller, params: ModelRefused) -> Empty:
     """Take in that a model refused a request, and tell all others."""
     caller.require_agent(root.tree.agents)
     if root.lanes.refuse(params.lane, params.wait, _now(), LUCK.random()):
@@ -33,7 +33,7 @@ async def refused(root: Supervisor, caller: Caller, params: ModelRefused) -> Emp
 
 
 @handles(ADMIT_REQUEST)
-async def admit(root: Supervisor, caller: Caller, params: AdmitRequest) -> RequestAdmitted:
+async def admit_request(root: Supervisor, caller: Caller, params: AdmitRequest) -> RequestAdmitted:
     """Wait until the next request may be made."""
     agent, lane = caller.require_agent(root.tree.agents).spec.id, params.lane
     while (permit := root.lanes.admit(lane, agent, _now())) is None:
@@ -49,7 +49,7 @@ async def admit(root: Supervisor, caller: Caller, params: AdmitRequest) -> Reque
 
 
 @handles(RELEASE_REQUEST)
-async def left(root: Supervisor, caller: Caller, params: RequestEnded) -> Empty:
+async def release_request(root: Supervisor, caller: Caller, params: RequestEnded) -> Empty:
     """A request that was admitted is over: let others go."""
     caller.require_agent(root.tree.agents)
     root.lanes.leave(params.lane, params.id, ok=params.ok)

@@ -25,13 +25,13 @@ from ..dispatch.handlers import handles
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["value"]
+__all__ = ["take_value"]
 
 SECONDS: Final = 60.0
 
 
 @handles(TAKE_VALUE)
-async def value(root: Supervisor, caller: Caller, params: TakeValue) -> TakenValue:
+async def take_value(root: Supervisor, caller: Caller, params: TakeValue) -> TakenValue:
     """Return where the value of a name, or a handle, of an agent lies as data. No process is started for it.
 
     Raises NoValueError, AgentError, QueryTimeoutError.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...resources.prompt_templates import TemplateCatalog
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["connect_root_hooks", "hooks_ran", "run_hooks"]
+__all__ = ["connect_root_hooks", "record_hook_runs", "run_hooks"]
 
 P = TypeVar("P", bound=Struct)
 R = TypeVar("R")
@@ -59,7 +59,7 @@ async def run_hooks(root: Supervisor, caller: Caller, params: RunHooks) -> HookR
 
 
 @handles(RECORD_HOOK_RUNS)
-async def hooks_ran(root: Supervisor, _: Caller, params: ReportHooks) -> Empty:
+async def record_hook_runs(root: Supervisor, _: Caller, params: ReportHooks) -> Empty:
     """Count what hooks did, for `orch hooks list`."""
     root.hooks.ran(params.rows, root.disk.do)
     return Empty()

@@ -16,7 +16,7 @@ from orch_worker.conversation.live_subagents import LiveSubagent, live_block
 from ...policy.caller import AgentCaller, Caller
 from ...tree.agents.state import AgentRecord
 from ..agents.processes import request_worker
-from ..archives.archiving import live
+from ..archives.archiving import list_live_subagents
 from ..archives.recall import find_agent_or_holder
 from ..dispatch.handlers import handles
 
@@ -42,7 +42,7 @@ async def prompt(root: Supervisor, caller: Caller, params: ShowPrompt) -> Prompt
         )
         if answer is not None and answer.shown is not None:
             return answer.shown
-    children = await live(root, AgentCaller(node.spec.id), Empty()) if _tells(node) else []
+    children = await list_live_subagents(root, AgentCaller(node.spec.id), Empty()) if _tells(node) else []
     hooked = bool(node.spec.hooks.load) or any("before_system_prompt" in row.stages for row in root.hooks.rows)
     return await root.disk.do(
         _without_process, node.spec, [LiveSubagent(child.id, child.task) for child in children], hooked

@@ -15,7 +15,7 @@ from ..sessions.sessions import session_of
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["catalogs", "commands", "execute"]
+__all__ = ["commands", "execute", "refresh_catalogs"]
 
 
 @handles(LIST_COMMANDS)
@@ -38,7 +38,7 @@ async def execute(root: Supervisor, caller: Caller, params: Execute) -> Executed
 
 
 @handles(REFRESH_CATALOGS)
-async def catalogs(root: Supervisor, _: Caller, __: Empty) -> list[str]:
+async def refresh_catalogs(root: Supervisor, _: Caller, __: Empty) -> list[str]:
     """Look again at the catalogs that somebody has asked for, and return the ids of those agents whose has changed.
 
     That is an event then, `catalog_changed`. Whoever changes what is on offer asks for this.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["arrange_workspace", "workspace"]
+__all__ = ["change_workspace", "workspace"]
 
 ASKED_FOR = "somebody asked for that"
 
@@ -44,7 +44,7 @@ async def workspace(root: Supervisor, caller: Caller, params: ShowWorkspace) -> 
 
 
 @handles(CHANGE_WORKSPACE)
-async def arrange_workspace(root: Supervisor, caller: Caller, params: ChangeWorkspace) -> WorkspaceChanged:
+async def change_workspace(root: Supervisor, caller: Caller, params: ChangeWorkspace) -> WorkspaceChanged:
     """Change what an agent has at hand, between turns; it is on record when this returns.
 
     Raises AgentBusyError while a turn runs, EntryNotFoundError, AmbiguousRefError, ConfigError, StoreError.

@@ -21,11 +21,11 @@ from .sessions import session_of
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["set_planning"]
+__all__ = ["set_plan_mode"]
 
 
 @handles(SET_PLAN_MODE)
-async def set_planning(root: Supervisor, caller: Caller, params: SetPlanMode) -> AgentRow:
+async def set_plan_mode(root: Supervisor, caller: Caller, params: SetPlanMode) -> AgentRow:
     """Let an agent go on in plan mode, or without; it is in no turn, and its process ends: the next knows.
 
     Raises AgentBusyError, and ConfigError for one that is to be let out before somebody above it is.

@@ -25,11 +25,11 @@ from .sessions import session_of
 if TYPE_CHECKING:
     from ...supervisor.supervisor import Supervisor
 
-__all__ = ["fsck_session"]
+__all__ = ["check_session"]
 
 
 @handles(CHECK_SESSION)
-async def fsck_session(root: Supervisor, caller: Caller, params: CheckSession) -> SessionChecked:
+async def check_session(root: Supervisor, caller: Caller, params: CheckSession) -> SessionChecked:
     """Return what is wrong with a session file; with `repair`, put a mended copy in its place, if something is.
 
     The damaged file is kept beside it. Raises AgentBusyError while a turn runs, ForeignFileError for a file that is

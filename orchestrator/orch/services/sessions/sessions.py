@@ -92,7 +92,7 @@ async def change_session(root: Supervisor, caller: Caller, params: ChangeSession
         params = replace(params, change=SetModel(await model_selection.chosen(root, node.spec, params.change.model)))
     edit, text, recorded = await root.disk.do(_resolved, node.spec, params)
     left: BranchSummarized | None = None
-    if isinstance(edit.change, MoveLeaf) and edit.change.summarise:
+    if isinstance(edit.change, MoveLeaf) and edit.change.summarize:
         left = await _summed(root, node, edit.change.to)
         edit = SessionEdit(edit.entry, MoveLeaf(edit.change.to, left.text or None))
     told: str | None = None
@@ -237,7 +237,7 @@ def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[SessionEdit, str 
         if params.ask_anew and to is not None and (text := read_prompt(folder, to)) is not None:
             to = outline.row(to).parent_id
         change = MoveLeaf(
-            to, scrub(change.summary) if change.summary else None, change.summarise and not change.summary
+            to, scrub(change.summary) if change.summary else None, change.summarize and not change.summary
         )
         to_be = outline.answers(to)
     elif isinstance(change, SetModel):

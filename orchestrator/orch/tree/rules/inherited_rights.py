@@ -56,4 +56,4 @@ def _stays(spec: AgentSpec, name: str, ceiling: frozenset[str]) -> bool:
 
 
 def _revoke_frame(id: str, withdrawn: tuple[str, ...]) -> Send:
-    return Send(id, "", "narrow", WithdrawTools(withdrawn))
+    return Send(id, "", "revoke_tools", WithdrawTools(withdrawn))

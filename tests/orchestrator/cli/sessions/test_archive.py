@@ -37,18 +37,18 @@ class TestList:
     def test_a_line_an_archive(self, desk: Desk, capsys: Captured) -> None:
         """With its id, kind, agent and size, and what it is about."""
         assert run(["archive", "list", "reader"]) == 0
-        assert desk.asked == [("archives", {"ref": "reader"})]
+        assert desk.asked == [("list_archives", {"ref": "reader"})]
         head, line = flat(capsys.readouterr().out)
         assert head == "ID KIND AGENT AGE MESSAGES TURNS TOKENS"
         assert line.startswith("b0d9f3 turn abc ")
         assert line.endswith(" 2 1 1.2k look")
         run(["archive", "list", "--json"])
         assert json.loads(capsys.readouterr().out) == [ARCHIVE]
-        assert desk.asked[1] == ("archives", {"ref": None})
+        assert desk.asked[1] == ("list_archives", {"ref": None})
 
     def test_no_archives(self, desk: Desk, capsys: Captured) -> None:
         """Nothing is printed, and people are told what turns archival on."""
-        desk.answers["archives"] = []
+        desk.answers["list_archives"] = []
         assert run(["archive", "list"]) == 0
         out, err = capsys.readouterr()
         assert out == ""
@@ -58,7 +58,7 @@ class TestList:
 
     def test_no_archives_yet(self, desk: Desk, capsys: Captured) -> None:
         """Where archival is on already, people are told that, and by what it goes; not to turn it on."""
-        desk.answers["archives"] = []
+        desk.answers["list_archives"] = []
         desk.answers["daemon_status"] = {"settings": {"archival.enabled": True, "archival.profile": "economy"}}
         assert run(["archive", "list"]) == 0
         assert capsys.readouterr().err == "orch: nothing is archived yet; archival is on, with the profile 'economy'\n"
@@ -164,10 +164,10 @@ class TestAsk:
 
     def test_several_are_asked_the_same(self, desk: Desk, capsys: Captured) -> None:
         """Each answer under the id it was asked by; as JSON each reply is what scripts rely on."""
-        assert run(["archive", "map", "which port?", "b0d9", "--timeout", "5"]) == 0
-        assert desk.asked == [("map", {"refs": ["b0d9"], "prompt": "which port?", "timeout": 5.0})]
+        assert run(["archive", "ask-all", "which port?", "b0d9", "--timeout", "5"]) == 0
+        assert desk.asked == [("ask_all", {"refs": ["b0d9"], "prompt": "which port?", "timeout": 5.0})]
         assert capsys.readouterr().out == "b0d9f3:\n4711\n"
-        run(["archive", "map", "which port?", "b0d9", "--json"])
+        run(["archive", "ask-all", "which port?", "b0d9", "--json"])
         [told] = json.loads(capsys.readouterr().out)
         assert (told["ref"], told["error"]) == ("b0d9f3", None)
         keys = ["id", "query_id", "text", "stop_reason", "usage", "tool_calls", "files_changed", "warning", "denied"]
@@ -175,16 +175,16 @@ class TestAsk:
 
     def test_one_that_cannot_answer(self, desk: Desk, capsys: Captured) -> None:
         """Is told in its place, and the command exits with 1."""
-        desk.answers["map"].append({"ref": "beef", "reply": None, "error": "no agent goes by 'beef'"})
-        assert run(["archive", "map", "which port?", "b0d9", "beef"]) == 1
+        desk.answers["ask_all"].append({"ref": "beef", "reply": None, "error": "no agent goes by 'beef'"})
+        assert run(["archive", "ask-all", "which port?", "b0d9", "beef"]) == 1
         assert capsys.readouterr().out == "b0d9f3:\n4711\n\nbeef:\nerror: no agent goes by 'beef'\n"
 
     def test_one_whose_answer_was_cut_short(self, desk: Desk) -> None:
         """Is none, as where one is asked: 5 by a limit, 1 else, also beside whole ones."""
         whole = {"ref": "b0d9", "reply": REPLY, "error": None}
         for stop_reason, code in (("end_turn", 0), ("max_turns", 5), ("cancelled", 1)):
-            desk.answers["map"] = [whole, whole | {"reply": REPLY | {"stop_reason": stop_reason}}]
-            assert run(["archive", "map", "which port?", "b0d9", "x"]) == code
+            desk.answers["ask_all"] = [whole, whole | {"reply": REPLY | {"stop_reason": stop_reason}}]
+            assert run(["archive", "ask-all", "which port?", "b0d9", "x"]) == code
 
     def test_all_of_an_agent_once(self, desk: Desk) -> None:
         """Turns are asked rather than the eras they are in, and rather than their own phases."""
@@ -192,7 +192,7 @@ class TestAsk:
         def row(id: str, kind: str, *members: str) -> dict[str, Any]:
             return ARCHIVE | {"id": id, "kind": kind, "members": list(members)}
 
-        desk.answers["archives"] = [
+        desk.answers["list_archives"] = [
             row("p1", "phase"),
             row("t1", "turn", "p1"),
             row("t2", "turn"),
@@ -200,21 +200,21 @@ class TestAsk:
             row("e2", "era"),
             row("p2", "phase"),
         ]
-        run(["archive", "map", "which port?", "--in", "reader"])
-        assert desk.asked[0] == ("archives", {"ref": "reader"})
+        run(["archive", "ask-all", "which port?", "--in", "reader"])
+        assert desk.asked[0] == ("list_archives", {"ref": "reader"})
         assert desk.asked[1][1]["refs"] == ["t1", "t2", "e2", "p2"]
 
     @pytest.mark.parametrize("extra", [[], ["b0d9", "--in", "reader"]])
     def test_nobody_to_ask(self, desk: Desk, capsys: Captured, extra: list[str]) -> None:
         """Ids or an agent, not neither and not both."""
-        assert run(["archive", "map", "which port?", *extra]) == 2
+        assert run(["archive", "ask-all", "which port?", *extra]) == 2
         assert "--in REF" in capsys.readouterr().err
         assert desk.asked == []
 
     def test_an_agent_without_archives(self, desk: Desk, capsys: Captured) -> None:
         """There is nobody to ask: 3."""
-        desk.answers["archives"] = []
-        assert run(["archive", "map", "which port?", "--in", "reader"]) == 3
+        desk.answers["list_archives"] = []
+        assert run(["archive", "ask-all", "which port?", "--in", "reader"]) == 3
         assert "agent reader has archived nothing" in capsys.readouterr().err
 
 
@@ -224,7 +224,7 @@ class TestExport:
     def test_a_line_of_json_an_archive(self, desk: Desk, capsys: Captured) -> None:
         """What is known of it and all its messages."""
         assert run(["archive", "export", "reader"]) == 0
-        assert desk.asked == [("archives", {"ref": "reader"}), ("read_archive", {"id": "b0d9f3"})]
+        assert desk.asked == [("list_archives", {"ref": "reader"}), ("read_archive", {"id": "b0d9f3"})]
         [line] = capsys.readouterr().out.splitlines()
         assert json.loads(line) == {"holder": ARCHIVE, "messages": desk.answers["read_archive"]}
 
@@ -252,7 +252,7 @@ class TestExport:
 
     def test_one_that_is_damaged_is_left_out(self, desk: Desk, capsys: Captured) -> None:
         """The others are there, the command exits with 1 and says which is not."""
-        desk.answers["archives"] = [ARCHIVE | {"id": "bad"}, ARCHIVE]
+        desk.answers["list_archives"] = [ARCHIVE | {"id": "bad"}, ARCHIVE]
         desk.answers["read_archive"] = [CommandError("DamagedError", "not what was archived"), []]
         desk.in_turn.add("read_archive")
         assert run(["archive", "export"]) == 1
@@ -289,25 +289,25 @@ class TestPrune:
 
     def test_what_was_deleted(self, desk: Desk, capsys: Captured) -> None:
         """A line an archive, and how much it was."""
-        assert run(["archive", "prune", "--older", "30d", "--in", "reader"]) == 0
-        assert desk.asked == [("prune", {"older": "30d", "ref": "reader", "dry_run": False})]
+        assert run(["archive", "prune", "--older-than", "30d", "--in", "reader"]) == 0
+        assert desk.asked == [("prune_archives", {"older": "30d", "ref": "reader", "dry_run": False})]
         _, line, last = flat(capsys.readouterr().out)
         assert line.startswith("b0d9f3 turn abc ")
         assert last == "deleted 1 archive, 12,345 bytes"
-        run(["archive", "prune", "--older", "30d", "--json"])
-        assert json.loads(capsys.readouterr().out) == desk.answers["prune"]
+        run(["archive", "prune", "--older-than", "30d", "--json"])
+        assert json.loads(capsys.readouterr().out) == desk.answers["prune_archives"]
 
     def test_what_would_be(self, desk: Desk, capsys: Captured) -> None:
         """The same, and it is said that nothing was."""
-        assert run(["archive", "prune", "--older", "30d", "--dry-run"]) == 0
-        assert desk.asked == [("prune", {"older": "30d", "ref": None, "dry_run": True})]
+        assert run(["archive", "prune", "--older-than", "30d", "--dry-run"]) == 0
+        assert desk.asked == [("prune_archives", {"older": "30d", "ref": None, "dry_run": True})]
         assert capsys.readouterr().out.endswith("\nwould delete 1 archive, 12,345 bytes\n")
 
     @pytest.mark.parametrize("extra", [[], ["--json"]])
     def test_who_is_at_work(self, desk: Desk, capsys: Captured, extra: list[str]) -> None:
         """Is told, and the command exits with 4."""
-        desk.answers["prune"] = {"archives": [], "bytes": 0, "busy": {"abc": "agent 'n' is at work"}}
-        assert run(["archive", "prune", "--older", "30d", *extra]) == 4
+        desk.answers["prune_archives"] = {"archives": [], "bytes": 0, "busy": {"abc": "agent 'n' is at work"}}
+        assert run(["archive", "prune", "--older-than", "30d", *extra]) == 4
         out, err = capsys.readouterr()
         assert out == (
             "deleted 0 archives, 0 bytes\n"
@@ -319,12 +319,12 @@ class TestPrune:
     def test_an_age_must_be_given(self, desk: Desk, capsys: Captured) -> None:
         """Nothing is deleted because somebody forgot to say what."""
         assert run(["archive", "prune"]) == 2
-        assert "--older" in capsys.readouterr().err
+        assert "--older-than" in capsys.readouterr().err
         assert desk.asked == []
 
 
 @pytest.mark.parametrize(
-    "argv", [["search", "x"], ["map", "x"], ["prune", "--older", "1d"]], ids=lambda argv: str(argv[0])
+    "argv", [["search", "x"], ["ask-all", "x"], ["prune", "--older-than", "1d"]], ids=lambda argv: str(argv[0])
 )
 def test_one_agent_is_named_at_most(desk: Desk, capsys: Captured, argv: list[str]) -> None:
     """Of two the last one would be heeded alone, and nobody be told."""

@@ -102,21 +102,21 @@ class TestNotes:
 
     def test_the_model_is_told(self, desk: Desk, capsys: Captured) -> None:
         """A note for everybody, or one of a kind that people are not shown."""
-        assert run(["session", "inform", "reader", "Valve 7 is new."]) == 0
+        assert run(["session", "add-message", "reader", "Valve 7 is new."]) == 0
         assert capsys.readouterr().out == "e9\n"
-        assert run(["session", "inform", "reader", "x", "--kind", "state", "--hidden"]) == 0
+        assert run(["session", "add-message", "reader", "x", "--kind", "state", "--hidden"]) == 0
         (_, first), (_, second) = desk.asked
-        change = {"type": "inform", "custom_type": "note", "text": "Valve 7 is new.", "display": True}
+        change = {"type": "add_message", "custom_type": "note", "text": "Valve 7 is new.", "display": True}
         assert first == {"ref": "reader", "change": change}
         assert second["change"] == change | {"custom_type": "state", "text": "x", "display": False}
 
     def test_data_is_kept_and_found(self, desk: Desk, capsys: Captured) -> None:
         """As JSON, by its kind."""
         assert run(["session", "keep", "reader", "progress", '{"page": 7}']) == 0
-        assert desk.asked[-1][1]["change"] == {"type": "custom", "custom_type": "progress", "data": {"page": 7}}
+        assert desk.asked[-1][1]["change"] == {"type": "set_metadata", "custom_type": "progress", "data": {"page": 7}}
         assert run(["session", "kept", "reader", "progress"]) == 0
         assert capsys.readouterr().out.splitlines()[1:] == ["ENTRY  KIND      DATA", 'e7     progress  {"page":7}']
-        assert desk.asked[-1] == ("kept", {"ref": "reader", "custom_type": "progress"})
+        assert desk.asked[-1] == ("list_session_metadata", {"ref": "reader", "custom_type": "progress"})
 
     @pytest.mark.parametrize("data", ["page 7", "NaN", "[1e999]", '{"a": -Infinity}'])
     def test_what_is_no_json_is_not_kept(self, desk: Desk, capsys: Captured, data: str) -> None:
@@ -134,7 +134,7 @@ class TestNotes:
 @pytest.mark.parametrize("name", ["talk.json", "recording"])
 def test_a_file_to_look_at_goes_by_its_name_alone(desk: Desk, tmp_path: Path, capsys: Captured, name: str) -> None:
     """Of whichever program, and called whatever; an agent of that name comes first."""
-    desk.answers["fsck_session"] = CommandError("AgentNotFoundError", f"no agent goes by {name!r}", 3)
+    desk.answers["check_session"] = CommandError("AgentNotFoundError", f"no agent goes by {name!r}", 3)
     assert run(["session", "fsck", name]) != 0
     capsys.readouterr()
     Path(name).write_text('[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]')
@@ -287,14 +287,14 @@ class TestTree:
         """Says nothing when it is done; the summary may come from stdin."""
         assert run(["session", "checkout", "n", "e2", "--summary", "in vain"]) == 0
         assert capsys.readouterr().out == ""
-        change = {"type": "move", "to": "e2", "summary": "in vain", "summarise": False}
+        change = {"type": "move", "to": "e2", "summary": "in vain", "summarize": False}
         assert desk.asked == [("change_session", {"ref": "n", "change": change, "ask_anew": False})]
         assert run(["session", "checkout", "n", "root", "--json"]) == 0
         changed = {"id": "abc", "entry": "e9", "text": "How?", "summary": None, "by_model": False}
         changed |= {"model": None, "thinking": None}
         assert json.loads(capsys.readouterr().out) == changed
-        assert run(["session", "checkout", "n", "e2", "--summarise"]) == 0
-        assert desk.asked[-1][1]["change"]["summarise"] is True
+        assert run(["session", "checkout", "n", "e2", "--summarize"]) == 0
+        assert desk.asked[-1][1]["change"]["summarize"] is True
 
     def test_branch_prints_the_question(self, desk: Desk, capsys: Captured) -> None:
         """To be asked in other words."""

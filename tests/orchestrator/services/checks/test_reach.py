@@ -52,7 +52,7 @@ from virtual_clock import virtual
 
 READ, LIST, GREP, HELP, PACKAGES = ALL = ("read_file", "list_files", "grep_files", "py_help", "installed_packages")
 INPUT = {READ: {"path": "x"}, LIST: {}, GREP: {"pattern": "x"}, HELP: {"topic": "os"}, PACKAGES: {}}
-ASKING = ("query", "submit", "map", "wait", "collect")
+ASKING = ("query", "submit", "ask_all", "wait", "collect")
 
 
 async def child_of(world: World, parent: AsyncSubagent, **options: Any) -> AsyncSubagent:
@@ -68,7 +68,7 @@ def asks(ref: str) -> dict[str, Any]:
     return {
         "query": QueryAgent(ref, "go"),
         "submit": QueryAgent(ref, "go"),
-        "map": AskAll((ref,), "go"),
+        "ask_all": AskAll((ref,), "go"),
         "wait": Wait((ref,)),
         "collect": Collect(ref, 0.0),
     }
@@ -76,14 +76,14 @@ def asks(ref: str) -> dict[str, Any]:
 
 @virtual
 async def test_agent_cannot_ask_agent_outside_its_subtree(tmp_path: Path) -> None:
-    """Neither query, submit, map, wait nor collect reaches it, however it is named; nothing is asked of it."""
+    """Neither query, submit, ask_all, wait nor collect reaches it, however it is named; nothing is asked of it."""
     async with opened(tmp_path, config=nesting()) as world:
         other = await world.scripted("secret", tools=["bash"], name="builder")
         await other.query("go")
         asker = await world.scripted("x", tools=NEST)
         for ref in (other.id, other.id[:6], "1", "builder"):
             for service, params in asks(ref).items():
-                if service == "map":
+                if service == "ask_all":
                     [mapped] = await call(world.supervisor, AgentCaller(asker.id), ASK_ALL, params)
                     assert mapped.reply is None
                     assert "and its peers" in (mapped.error or "")
@@ -160,12 +160,14 @@ async def test_every_service_that_names_an_agent_refuses_agents_outside(tmp_path
             if (params := _about(service, other.id)) is None:
                 continue
             checked.append(service)
-            if service == "map":
+            if service == "ask_all":
                 assert (await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], params))[0].reply is None
                 continue
             with pytest.raises(AgentNotFoundError):
                 await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], params)
-        assert {"query", "kill", "value", "show", "fork", "narrow", "steer", "execute", "resume"} <= {*checked}
+        assert {"query", "kill", "take_value", "show", "fork", "revoke_tools", "steer", "execute", "resume"} <= {
+            *checked
+        }
         assert world.status(other) == "idle"
 
 

@@ -254,7 +254,7 @@ def test_the_shell_pins_and_forgets(daemon: Daemon, capsys: pytest.CaptureFixtur
         ),
     ):
         assert run(["workspace", *argv]) == 0
-        assert daemon.asked[-1] == ("arrange_workspace", {"ref": "1"} | asked)
+        assert daemon.asked[-1] == ("change_workspace", {"ref": "1"} | asked)
     assert capsys.readouterr().out.split() == ["x", "y", "x", "x", "file:old"]
     assert run(["workspace", "show", "1", "nothing"]) == 3
     assert "orch workspace list" in capsys.readouterr().err

@@ -168,7 +168,7 @@ async def test_an_agent_narrows_those_below_it_alone(tmp_path: Path) -> None:
         agent = await world.scripted("-", tools=[READ, *NEST])
         asked = Spawn("t", tools=(READ,), script=("x",))
         child = await call(world.supervisor, AgentCaller(agent.id), SPAWN, asked)
-        with pytest.raises(AgentError, match="may only narrow agents below itself"):
+        with pytest.raises(AgentError, match="may only revoke the tools of agents below itself"):
             await call(world.supervisor, AgentCaller(child.id), REVOKE_TOOLS, RevokeAgentTools(agent.id, ()))
         await call(world.supervisor, AgentCaller(agent.id), REVOKE_TOOLS, RevokeAgentTools(child.id, ()))
         assert (await AsyncSubagent(world, child.id).state()).tools == ()
@@ -238,7 +238,7 @@ def test_an_agent_that_is_coming_up_is_told_as_soon_as_it_is() -> None:
     assert forest.told(Send) == []
     forest.up(id)
     (word,) = forest.told(Send)
-    assert (word.kind, word.body) == ("narrow", NarrowFrame(("b",)))
+    assert (word.kind, word.body) == ("revoke_tools", NarrowFrame(("b",)))
 
 
 def test_rights_of_its_own() -> None:

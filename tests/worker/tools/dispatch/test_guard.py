@@ -232,7 +232,7 @@ class Root:
         service = called.name
         """Answer a question, after what happens meanwhile."""
         assert seconds is not None
-        if service == "localise":
+        if service == "restrict_to_local":
             if self.here is None:
                 raise ConfigError("nothing answers")
             self.bound += not params.look

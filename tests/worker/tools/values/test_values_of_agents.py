@@ -38,7 +38,7 @@ def parent(folder: Path, answer: Any) -> ToolContext:
 
     async def call_root(called: AnyService, params: Any, _seconds: float | None = None) -> Any:
         service = called.name
-        assert (service, params) == ("value", TakeValue("a2", "rows"))
+        assert (service, params) == ("take_value", TakeValue("a2", "rows"))
         if isinstance(answer, Exception):
             raise answer
         return answer
