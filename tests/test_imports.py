@@ -162,3 +162,10 @@ def test_broken_module_would_be_seen(tmp_path: Path) -> None:
         "pack.lucky: AttributeError: module 'pack' has no attribute 'one'",
     ]
     assert threads.startswith("threads: ")
+
+
+def test_verbs_of_services_load_no_definitions() -> None:
+    """The CLI makes verbs of their table alone, which imports nothing."""
+    code = "import orch.cli.service_verbs, sys; print({'msgspec', 'orch_protocol.services.service'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from orch.cli import service_verbs
 from orch.cli.agents import agents, controlling_terminal, query, queue, run_once, send, spawn
-from orch.cli.sessions import archive, audit, fsck, import_export, notes, tree
+from orch.cli.sessions import archive, audit, fsck, import_export, tree
 from orch.cli.system import admin
 from orch.client.connection import request
 from orch_protocol.core.messages import Reply, Usage, assistant, user
@@ -155,7 +156,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
         audit,
         import_export,
         fsck,
-        notes,
+        service_verbs,
         tree,
         spawn,
         run_once,

@@ -10,6 +10,8 @@ import io
 import os
 import sys
 
+from orch_protocol.services.verbs import VERBS as SERVICE_VERBS
+
 __all__ = ["main", "run"]
 
 VERBS = {
@@ -18,7 +20,6 @@ VERBS = {
     "collect": ("orch.cli.agents.query", "take the answer to a query nobody waited for"),
     "run": ("orch.cli.agents.run_once", "start an agent, ask it, print its answer, end it"),
     "chat": ("orch.cli.agents.chat", "talk with an agent: it streams above a prompt that is always there"),
-    "steer": ("orch.cli.agents.query", "say something to an agent that works"),
     "send": ("orch.cli.agents.send", "send a piece of a file, or any text, to an agent: for editors"),
     "queue": ("orch.cli.agents.queue", "what an agent has not heard yet; take it back"),
     "cancel": ("orch.cli.agents.query", "end what an agent does just now"),
@@ -26,10 +27,14 @@ VERBS = {
     "show": ("orch.cli.agents.agents", "show one agent and the end of its conversation"),
     "execute": ("orch.cli.agents.execute", "a command of a session, such as /status"),
     "events": ("orch.cli.system.events", "what happened to agents, by number"),
-    "kill": ("orch.cli.agents.agents", "end agents and everything below them"),
     "resume": ("orch.cli.agents.agents", "let a killed or failed agent answer again"),
     "budget": ("orch.cli.agents.agents", "what all agents together may use, and did"),
-    "revoke-tools": ("orch.cli.agents.agents", "revoke tools of an agent and of the agents below it"),
+    **{
+        verb.words: ("orch.cli.service_verbs", verb.summary)
+        for verbs in SERVICE_VERBS.values()
+        for verb in verbs
+        if " " not in verb.words
+    },
     "archive": ("orch.cli.sessions.archive", "what agents have archived: find it, read it, ask it"),
     "session": ("orch.cli.sessions.session", "conversations: their branches, copies, and those from files"),
     "memory": ("orch.cli.resources.memory", "what agents remember of a folder"),
@@ -124,7 +129,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _overview() -> str:
-    verbs = "\n".join(f"  {name:12}{what}" for name, (_, what) in VERBS.items())
+    verbs = "\n".join(f"  {name:14}{what}" for name, (_, what) in VERBS.items())
     return f"""\
 usage: orch COMMAND ...
 

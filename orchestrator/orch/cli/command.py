@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..client.failure import STILL_RUNNING, CommandError
 from ..render import terminal
@@ -109,7 +109,7 @@ class CliCommand:
 class CommandGroup:
     """Commands that share their first word; the second one says which of `verbs` is meant."""
 
-    def __init__(self, what: str, example: str, verbs: dict[str, tuple[str, CliCommand]]) -> None:
+    def __init__(self, what: str, example: str, verbs: Mapping[str, tuple[str, CliCommand | CommandGroup]]) -> None:
         self._what = what
         self._example = example
         self.verbs = verbs
@@ -128,7 +128,7 @@ class CommandGroup:
         raise CommandError("UsageError", f"orch {name}: {said}; there are {', '.join(self.verbs)}", 2)
 
     def _overview(self, name: str) -> str:
-        lines = "\n".join(f"  {word:9}{what}" for word, (what, _) in self.verbs.items())
+        lines = "\n".join(f"  {word:11} {what}" for word, (what, _) in self.verbs.items())
         return f"""\
 usage: orch {name} ACTION ... [--json]
 

@@ -15,18 +15,16 @@ from orch_protocol.services.budgets import CHANGE_BUDGET
 from orch_protocol.services.requests import (
     CANCEL_TURN,
     COLLECT,
-    KILL,
     LIST_AGENTS,
     QUERY,
     RESUME,
-    REVOKE_TOOLS,
     SHOW_STATE,
     SPAWN,
     SUBMIT,
 )
 from orch_protocol.services.resources import CHANGE_WORKSPACE, SHOW_PROMPT, SHOW_WORKSPACE
 from orch_protocol.services.sessions import CHANGE_SESSION
-from orch_protocol.services.steering_queue import SHOW_QUEUE, STEER
+from orch_protocol.services.steering_queue import SHOW_QUEUE
 from orch_worker.agent.model_selection import model_of
 
 from ..policy.caller import USER, AgentCaller
@@ -120,12 +118,6 @@ async def collect(here: SessionContext) -> CommandResult:
     return CommandResult(terminal.safe(reply["text"]), reply)
 
 
-@command("kill", "end an agent and everything below it; its transcript stays", AGENT, group=GROUP)
-async def kill(here: SessionContext) -> CommandResult:
-    killed = await here.ask(KILL, refs=[here.said["id"]])
-    return CommandResult(f"ended: {', '.join(killed['ids'])}", killed)
-
-
 @command("resume", "let an agent that was killed, or has failed, answer again", AGENT, group=GROUP)
 async def resume(here: SessionContext) -> CommandResult:
     row = await here.ask(RESUME, ref=here.said["id"])
@@ -139,19 +131,13 @@ async def switch(here: SessionContext) -> CommandResult:
     return CommandResult(told, row, Effect("switch", row["id"]))
 
 
-@command("steer", "say something to an agent that works", AGENT, remainder("text", required=True), group=GROUP)
-async def steer(here: SessionContext) -> CommandResult:
-    said = await here.ask(STEER, ref=here.said["id"], text=here.said["text"])
-    return CommandResult("said", said)
-
-
 @command("cancel", "end what an agent does just now, this one unless named", positional("id", "agent"), group=GROUP)
 async def cancel(here: SessionContext) -> CommandResult:
     row = await here.ask(CANCEL_TURN, ref=here.get("id") or here.id)
     return CommandResult("it ends its turn", row)
 
 
-COMMANDS: Final = (agents, spawn, ask, queue, collect, kill, resume, switch, steer, cancel)
+COMMANDS: Final = (agents, spawn, ask, queue, collect, resume, switch, cancel)
 
 
 # --- Commands that look at the agent and at what it works with ---
@@ -209,17 +195,6 @@ async def tools(here: SessionContext) -> CommandResult:
     row = await here.ask(SHOW_STATE, ref=here.id)
     data = {"preset": row["preset"], "tools": row["tools"]}
     return CommandResult("\n".join(row["tools"]) or "no tools", data)
-
-
-@command(
-    "revoke-tools",
-    "revoke the agent's tools except these, for good",
-    option("keep", "tools", required=True),
-    group=LOOKING_GROUP,
-)
-async def revoke_tools(here: SessionContext) -> CommandResult:
-    row = await here.ask(REVOKE_TOOLS, ref=here.id, keep=here.said["keep"].replace(",", " ").split())
-    return CommandResult(" ".join(row["tools"]), {"tools": row["tools"]})
 
 
 @command(
@@ -298,7 +273,6 @@ LOOKING_COMMANDS: Final = (
     prompt,
     workspace,
     tools,
-    revoke_tools,
     usage,
     permissions,
     model,

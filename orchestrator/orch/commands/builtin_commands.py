@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import agents, help, session, settings, user_actions
+from . import agents, help, service_commands, session, settings, user_actions
 from .registry import BuiltinCommand
 
 __all__ = ["BY_NAME", "COMMANDS"]
@@ -17,6 +17,7 @@ COMMANDS: Final[tuple[BuiltinCommand, ...]] = (
     *session.SESSIONS_COMMANDS,
     *user_actions.COMMANDS,
     *settings.COMMANDS,
+    *service_commands.COMMANDS,
 )
 BY_NAME: Final[dict[str, BuiltinCommand]] = {
     name: each for each in COMMANDS for name in (each.row.name, *each.row.aliases)

@@ -51,19 +51,6 @@ async def session(here: SessionContext) -> CommandResult:
 
 
 @command(
-    "checkout",
-    "let the conversation go on behind an entry; what was said since stays on its own branch",
-    ENTRY,
-    option("summary"),
-    flag("summarize"),
-    group=SESSIONS_GROUP,
-)
-async def checkout(here: SessionContext) -> CommandResult:
-    changed = await _move(here, ask_anew=False)
-    return CommandResult("the conversation goes on there", changed)
-
-
-@command(
     "branch",
     "go back before a question, which is there to be asked in other words",
     ENTRY,
@@ -72,16 +59,11 @@ async def checkout(here: SessionContext) -> CommandResult:
     group=SESSIONS_GROUP,
 )
 async def branch(here: SessionContext) -> CommandResult:
-    changed = await _move(here, ask_anew=True)
+    to, summary, summarize = here.said["entry"], here.get("summary"), here.get("summarize") is not None
+    move = {"type": "move", "to": to, "summary": summary, "summarize": summarize}
+    changed = await here.ask(CHANGE_SESSION, ref=here.id, change=move, ask_anew=True)
     asked = changed["text"]
     return CommandResult("the conversation goes on there", changed, Effect("edit", text=asked) if asked else None)
-
-
-async def _move(here: SessionContext, *, ask_anew: bool) -> dict[str, Any]:
-    to = here.said["entry"]
-    move = {"type": "move", "to": to, "summary": here.get("summary"), "summarize": here.get("summarize") is not None}
-    changed: dict[str, Any] = await here.ask(CHANGE_SESSION, ref=here.id, change=move, ask_anew=ask_anew)
-    return changed
 
 
 @command(
@@ -99,19 +81,6 @@ async def fork(here: SessionContext) -> CommandResult:
     forked = await here.ask(FORK_SESSION, ref=here.id, at=entry, name=name, model=model)
     effect = Effect("switch", forked["id"]) if here.get("stay") is None else None
     return CommandResult(f"agent {forked['seq']} ({forked['id']}) has a copy", forked, effect)
-
-
-@command("label", "name an entry, or take its name away", ENTRY, remainder("label"), group=SESSIONS_GROUP)
-async def label(here: SessionContext) -> CommandResult:
-    change = {"type": "label", "target": here.said["entry"], "label": here.get("label")}
-    changed = await here.ask(CHANGE_SESSION, ref=here.id, change=change)
-    return CommandResult("labelled" if here.get("label") else "it has no label any more", changed)
-
-
-@command("title", "name this session, or take its name away", remainder("title"), group=SESSIONS_GROUP)
-async def title(here: SessionContext) -> CommandResult:
-    changed = await here.ask(CHANGE_SESSION, ref=here.id, change={"type": "name", "name": here.get("title")})
-    return CommandResult("named" if here.get("title") else "it has no name any more", changed)
 
 
 @command(
@@ -158,7 +127,7 @@ async def recall(here: SessionContext) -> CommandResult:
 
 
 SESSIONS_COMMANDS: Final = (
-    *(sessions, session, tree, checkout, branch, fork, label, title, audit_session),
+    *(sessions, session, tree, branch, fork, audit_session),
     *(archive, recall),
 )
 

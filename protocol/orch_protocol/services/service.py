@@ -10,6 +10,8 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
+from .verbs import VERBS, Verb
+
 __all__ = [
     "ARCHIVING_AGENTS",
     "EVERY_AGENT",
@@ -63,6 +65,11 @@ class Service(Struct, Generic[P, R], frozen=True):
     result: type[R]
     agents: AgentAccess
     summary: str
+
+    @property
+    def verbs(self) -> tuple[Verb, ...]:
+        """The CLI verbs and slash commands that only pass arguments to this service."""
+        return VERBS.get(self.name, ())
 
 
 class StreamingService(Service[P, R], Generic[P, R], frozen=True):

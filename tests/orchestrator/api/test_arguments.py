@@ -122,7 +122,7 @@ Deed = Callable[[AsyncSubagent, Any], Awaitable[Any]]
         ),
         (lambda agent, _: agent.follow_up(b"x"), "text"),
         (lambda agent, _: agent.session.compact(5), r"invalid parameters for compact: .*`\$.instructions`"),
-        (lambda agent, _: agent.value(None), r"invalid parameters for value: .*`\$.name`"),
+        (lambda agent, _: agent.value(None), r"invalid parameters for take value: .*`\$.name`"),
         (lambda agent, _: agent.session.fork(name=5), r"invalid parameters for fork: .*`\$.name`"),
         (lambda agent, _: agent.session.checkout(b"5"), r"`\$.change.to`"),
         (lambda agent, _: agent.show(messages="all"), r"invalid parameters for show: .*`\$.messages`"),

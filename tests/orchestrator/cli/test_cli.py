@@ -435,9 +435,9 @@ def test_daemon_start_gives_the_daemon_this_shells_keys(desk: Desk, capsys: Capt
 @pytest.mark.parametrize(
     ("argv", "asked", "out"),
     [
-        (["kill", "1", "n"], ("kill", {"refs": ["1", "n"], "all": False, "dry_run": False}), "b\na\n"),
-        (["kill", "--all", "--dry-run"], ("kill", {"refs": [], "all": True, "dry_run": True}), "b\na\n"),
-        (["kill", "1", "--json"], ("kill", {"refs": ["1"], "all": False, "dry_run": False}), '{"ids":["b","a"]}\n'),
+        (["kill", "1", "n"], ("kill", {"refs": ["1", "n"]}), "b\na\n"),
+        (["kill", "--all", "--dry-run"], ("kill", {"all": True, "dry_run": True}), "b\na\n"),
+        (["kill", "1", "--json"], ("kill", {"refs": ["1"]}), '{"ids":["b","a"]}\n'),
         (["resume", "1"], ("resume", {"ref": "1", "budget": {}}), "abc\n"),
         (["resume", "1", "--max-cost", "$2.50"], ("resume", {"ref": "1", "budget": {"max_cost_usd": 2.5}}), "abc\n"),
         (
@@ -448,9 +448,9 @@ def test_daemon_start_gives_the_daemon_this_shells_keys(desk: Desk, capsys: Capt
         (
             ["revoke-tools", "1", "--keep", "file, git_log"],
             ("revoke_tools", {"ref": "1", "keep": ["file", "git_log"]}),
-            "read_file git_log\n",
+            "read_file\ngit_log\n",
         ),
-        (["revoke-tools", "1", "--keep", ""], ("revoke_tools", {"ref": "1", "keep": []}), "read_file git_log\n"),
+        (["revoke-tools", "1", "--keep", ""], ("revoke_tools", {"ref": "1", "keep": []}), "read_file\ngit_log\n"),
         (
             ["resume", "1", "--credentials", "--all"],
             ("resume", {"ref": "1", "budget": {}, "credentials": True, "all": True}),

@@ -193,6 +193,6 @@ class TestInTheGuard:
         assert (await told(toolbox, path="yes"))[0]
         assert "hands off" in (await told(toolbox, path="no"))[2]
         assert (
-            "could not be asked: cannot call 'judge': this tool runs without a root"
+            "could not be asked: cannot call 'evaluate_policy': this tool runs without a root"
             in (await told(box(tmp_path, spec), path="yes"))[2]
         )

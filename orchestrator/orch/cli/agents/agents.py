@@ -1,9 +1,8 @@
-"""The verbs about agents that are there: list, show, kill, resume, revoke-tools."""
+"""`orch list`, `show`, `resume` and `budget`."""
 
 from __future__ import annotations
 
 from ...client.connection import Connection
-from ...client.failure import CommandError
 from ...render import terminal
 from ...render.terminal import to_json
 from .. import command
@@ -60,21 +59,6 @@ def _show(arguments: Namespace) -> int:
     return 0
 
 
-def _kill_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("refs", metavar="REF", nargs="*", help="agents to end, with everything below them")
-    parser.add_argument("--all", action="store_true", help="every agent")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be ended, and end nothing")
-
-
-def _kill(arguments: Namespace) -> int:
-    if not arguments.refs and not arguments.all:
-        raise CommandError("UsageError", "say which agents to kill, or --all; see: orch list", 2)
-    params = {"refs": arguments.refs, "all": arguments.all, "dry_run": arguments.dry_run}
-    killed = Connection().call("kill", params)
-    command.print_result(arguments, killed, "\n".join(killed["ids"]))
-    return 0
-
-
 def _resume_arguments(parser: ArgumentParser) -> None:
     command.agent_argument(parser)
     parser.add_argument(
@@ -105,19 +89,6 @@ def _budget(arguments: Namespace) -> int:
     return 0
 
 
-def _revoke_tools_arguments(parser: ArgumentParser) -> None:
-    command.agent_argument(parser)
-    parser.add_argument(
-        "--keep", metavar="A,B", required=True, help="names or categories of the tools it keeps; '' for none"
-    )
-
-
-def _revoke_tools(arguments: Namespace) -> int:
-    row = Connection().call("revoke_tools", {"ref": arguments.ref, "keep": command.names(arguments.keep)})
-    command.print_result(arguments, {key: row[key] for key in ("id", "tools")}, " ".join(row["tools"]))
-    return 0
-
-
 VERBS = {
     "list": CliCommand(
         "List agents, oldest first; agents of programs show the name of their run.",
@@ -127,12 +98,6 @@ VERBS = {
     ),
     "show": CliCommand(
         "Show one agent and the end of its conversation.", "orch show 1 --messages 5", _show_arguments, _show
-    ),
-    "kill": CliCommand(
-        "End agents and everything below them, and print their ids. Their transcripts stay.",
-        "orch kill --all --dry-run",
-        _kill_arguments,
-        _kill,
     ),
     "resume": CliCommand(
         "Let a killed or failed agent answer again, or let any agent spend more or use this shell's keys.",
@@ -145,11 +110,5 @@ VERBS = {
         "orch budget --max-cost 20 --max-tokens none",
         _budget_arguments,
         _budget,
-    ),
-    "revoke-tools": CliCommand(
-        "Revoke all tools of an agent, and of the agents below it, except some. Prints the tools that it keeps.",
-        "orch revoke-tools 1 --keep read_file,git",
-        _revoke_tools_arguments,
-        _revoke_tools,
     ),
 }

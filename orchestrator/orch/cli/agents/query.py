@@ -368,21 +368,6 @@ def _collect(arguments: Namespace) -> int:
     return code_of(reply) or denied
 
 
-def _steer_arguments(parser: ArgumentParser) -> None:
-    command.agent_argument(parser)
-    parser.add_argument("text", metavar="TEXT", help="what to say; - reads it from stdin")
-    parser.add_argument(
-        "--follow-up", action="store_true", help="say it when the agent would stop; one that does not work is asked it"
-    )
-
-
-def _steer(arguments: Namespace) -> int:
-    params = {"ref": arguments.ref, "text": command.text(arguments.text), "follow_up": arguments.follow_up}
-    said = Connection().call("steer", params)
-    command.print_result(arguments, said, said["steer_id"] or said["query_id"])
-    return 0
-
-
 def _cancel_arguments(parser: ArgumentParser) -> None:
     command.agent_argument(parser)
     parser.add_argument("--hard", action="store_true", help="kill its process; its query fails, the next starts anew")
@@ -408,12 +393,6 @@ VERBS = {
         "orch collect 1 --timeout 60",
         _collect_arguments,
         _collect,
-    ),
-    "steer": CliCommand(
-        "Say something to an agent while it works: it hears it before its next step. Prints the id of what was said.",
-        'orch steer 1 "Leave the tests alone"',
-        _steer_arguments,
-        _steer,
     ),
     "cancel": CliCommand(
         "End what an agent does just now; its query is answered with stop reason cancelled.",

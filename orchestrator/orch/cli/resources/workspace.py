@@ -1,4 +1,4 @@
-"""`orch workspace list`, `show`, `pin`, `unpin`, `prune`: what an agent has at hand."""
+"""`orch workspace`: list, show, pin and drop the artifacts of an agent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...client.connection import Connection
 from ...client.failure import CommandError
 from ...render import terminal
 from ...render.workspace import page, table
-from .. import command
+from .. import command, service_verbs
 from ..command import CliCommand, CommandGroup, key_argument
 
 TYPE_CHECKING = False
@@ -63,24 +63,6 @@ def _chosen(there: list[dict[str, Any]], name: str) -> dict[str, Any]:
     )
 
 
-def _arrange(arguments: Namespace, **change: Any) -> dict[str, Any]:
-    asked = {"ref": arguments.key} | change
-    arranged: dict[str, Any] = Connection().call("change_workspace", asked)
-    return arranged
-
-
-def _pin(arguments: Namespace) -> int:
-    arranged = _arrange(arguments, pin=arguments.names)
-    command.print_result(arguments, arranged, "\n".join(map(terminal.safe, arranged["pinned"])))
-    return 0
-
-
-def _unpin(arguments: Namespace) -> int:
-    arranged = _arrange(arguments, unpin=arguments.names)
-    command.print_result(arguments, arranged, "\n".join(map(terminal.safe, arranged["unpinned"])))
-    return 0
-
-
 def _prune_arguments(parser: ArgumentParser) -> None:
     key_argument(parser)
     parser.add_argument("names", metavar="NAME", nargs="*", help="what to forget; none: what is out of use or too much")
@@ -89,14 +71,15 @@ def _prune_arguments(parser: ArgumentParser) -> None:
 
 
 def _prune(arguments: Namespace) -> int:
-    arranged = _arrange(
-        arguments,
-        drop=arguments.names,
-        prune=not arguments.names,
-        turns=arguments.turns,
-        bytes=arguments.bytes,
-    )
-    command.print_result(arguments, arranged, "\n".join(map(terminal.safe, arranged["dropped"])))
+    change = {
+        "ref": arguments.key,
+        "drop": arguments.names,
+        "prune": not arguments.names,
+        "turns": arguments.turns,
+        "bytes": arguments.bytes,
+    }
+    changed = Connection().call("change_workspace", change)
+    command.print_result(arguments, changed, "\n".join(map(terminal.safe, changed["dropped"])))
     return 0
 
 
@@ -109,14 +92,6 @@ ACTIONS = {
         "one object with all that is known of it",
         CliCommand("Show objects.", "orch workspace show latest src/pump.py", _names, _show),
     ),
-    "pin": (
-        "let it be told of first, and never forgotten",
-        CliCommand("Pin objects, and print their names.", "orch workspace pin latest value:frame", _names, _pin),
-    ),
-    "unpin": (
-        "let it be like others again",
-        CliCommand("Unpin objects, and print their names.", "orch workspace unpin latest value:frame", _names, _unpin),
-    ),
     "prune": (
         "forget what is out of use, or what is named",
         CliCommand(
@@ -127,4 +102,8 @@ ACTIONS = {
         ),
     ),
 }
-VERBS = {"workspace": CommandGroup("What an agent has at hand.", "orch workspace list latest", ACTIONS)}
+VERBS = {
+    "workspace": CommandGroup(
+        "What an agent has at hand.", "orch workspace list latest", ACTIONS | service_verbs.actions("workspace")
+    )
+}

@@ -187,7 +187,7 @@ ACTIONS = {
     "ask-all": (
         "ask several archives the same question",
         CliCommand(
-            "Ask several archives, or all archives of an agent, the same question. Exits with 1 when one of them cannot answer.",
+            "Ask several archives, or all archives of an agent, the same question. Exits with 1 when one fails.",
             'orch archive ask-all "Which ports were open?" --in reader',
             _ask_all_arguments,
             _ask_all,

@@ -1,16 +1,29 @@
-"""`orch session`: conversations, wherever they are from and wherever they go."""
+"""`orch session`: show, change, copy, import, export and delete conversations."""
 
 from __future__ import annotations
 
-from ..command import CommandGroup
-from . import audit, fsck, import_export, notes, prune, tree
+from .. import service_verbs
+from ..command import CliCommand, CommandGroup
+from . import audit, fsck, import_export, prune, tree
 
 __all__ = ["VERBS"]
 
+META: dict[str, tuple[str, CliCommand | CommandGroup]] = {
+    "meta": (
+        "attach JSON metadata to a session (not sent to the model)",
+        CommandGroup(
+            "JSON metadata of a session, for programs. It is not sent to the model.",
+            "orch session meta get reader",
+            service_verbs.actions("session meta"),
+        ),
+    )
+}
+OWN = tree.ACTIONS | import_export.ACTIONS | fsck.ACTIONS | audit.ACTIONS | prune.ACTIONS
+
 VERBS = {
     "session": CommandGroup(
-        "Conversations: look at their branches, go back in them, copy them, take them over from files, write them out.",
+        "Conversations: look at their branches, go back in them, copy them, import, export and delete them.",
         "orch session show latest",
-        tree.ACTIONS | notes.ACTIONS | import_export.ACTIONS | fsck.ACTIONS | audit.ACTIONS | prune.ACTIONS,
+        OWN | service_verbs.actions("session") | META,
     )
 }

@@ -66,7 +66,7 @@ class TestSteer:
     def test_the_id_of_what_was_said(self, desk: Desk, capsys: Captured) -> None:
         """Steering is told by its id; as JSON with the agent's."""
         assert run(["steer", "n", "be brief"]) == 0
-        assert desk.asked == [("steer", {"ref": "n", "text": "be brief", "follow_up": False})]
+        assert desk.asked == [("steer", {"ref": "n", "text": "be brief"})]
         assert capsys.readouterr().out == "s1\n"
         run(["steer", "n", "be brief", "--json"])
         assert json.loads(capsys.readouterr().out) == {"id": "abc", "steer_id": "s1", "query_id": None}

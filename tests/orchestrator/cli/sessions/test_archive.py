@@ -312,7 +312,7 @@ class TestPrune:
         assert out == (
             "deleted 0 archives, 0 bytes\n"
             if not extra
-            else f"{json.dumps(desk.answers['prune'], separators=(',', ':'))}\n"
+            else f"{json.dumps(desk.answers['prune_archives'], separators=(',', ':'))}\n"
         )
         assert err == "orch: agent 'n' is at work\n"
 

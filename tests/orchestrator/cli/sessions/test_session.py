@@ -106,28 +106,31 @@ class TestNotes:
         assert capsys.readouterr().out == "e9\n"
         assert run(["session", "add-message", "reader", "x", "--kind", "state", "--hidden"]) == 0
         (_, first), (_, second) = desk.asked
-        change = {"type": "add_message", "custom_type": "note", "text": "Valve 7 is new.", "display": True}
+        change = {"type": "add_message", "custom_type": "note", "text": "Valve 7 is new."}
         assert first == {"ref": "reader", "change": change}
         assert second["change"] == change | {"custom_type": "state", "text": "x", "display": False}
 
     def test_data_is_kept_and_found(self, desk: Desk, capsys: Captured) -> None:
         """As JSON, by its kind."""
-        assert run(["session", "keep", "reader", "progress", '{"page": 7}']) == 0
+        assert run(["session", "meta", "set", "reader", "progress", '{"page": 7}']) == 0
         assert desk.asked[-1][1]["change"] == {"type": "set_metadata", "custom_type": "progress", "data": {"page": 7}}
-        assert run(["session", "kept", "reader", "progress"]) == 0
-        assert capsys.readouterr().out.splitlines()[1:] == ["ENTRY  KIND      DATA", 'e7     progress  {"page":7}']
+        assert run(["session", "meta", "get", "reader", "progress"]) == 0
+        assert capsys.readouterr().out.splitlines()[1:] == [
+            "ENTRY  CUSTOM_TYPE  DATA",
+            'e7     progress     {"page":7}',
+        ]
         assert desk.asked[-1] == ("list_session_metadata", {"ref": "reader", "custom_type": "progress"})
 
     @pytest.mark.parametrize("data", ["page 7", "NaN", "[1e999]", '{"a": -Infinity}'])
     def test_what_is_no_json_is_not_kept(self, desk: Desk, capsys: Captured, data: str) -> None:
         """Words, and figures that JSON does not carry."""
-        assert run(["session", "keep", "reader", "progress", data]) == 2
-        assert "what is kept is JSON" in capsys.readouterr().err
+        assert run(["session", "meta", "set", "reader", "progress", data]) == 2
+        assert "data is not JSON" in capsys.readouterr().err
         assert desk.asked == []
 
     def test_half_a_character_is_replaced(self, desk: Desk) -> None:
         """JSON can name one, and no encoding carries it; no verb lets one through."""
-        assert run(["session", "keep", "reader", "progress", '{"page": "\\ud800 é"}']) == 0
+        assert run(["session", "meta", "set", "reader", "progress", '{"page": "\\ud800 é"}']) == 0
         assert desk.asked[-1][1]["change"]["data"] == {"page": "\N{REPLACEMENT CHARACTER} é"}
 
 
@@ -287,8 +290,8 @@ class TestTree:
         """Says nothing when it is done; the summary may come from stdin."""
         assert run(["session", "checkout", "n", "e2", "--summary", "in vain"]) == 0
         assert capsys.readouterr().out == ""
-        change = {"type": "move", "to": "e2", "summary": "in vain", "summarize": False}
-        assert desk.asked == [("change_session", {"ref": "n", "change": change, "ask_anew": False})]
+        change = {"type": "move", "to": "e2", "summary": "in vain"}
+        assert desk.asked == [("change_session", {"ref": "n", "change": change})]
         assert run(["session", "checkout", "n", "root", "--json"]) == 0
         changed = {"id": "abc", "entry": "e9", "text": "How?", "summary": None, "by_model": False}
         changed |= {"model": None, "thinking": None}
@@ -306,12 +309,12 @@ class TestTree:
         """Without a text it is taken away."""
         for argv, change in (
             (["label", "n", "e1", "start"], {"type": "label", "target": "e1", "label": "start"}),
-            (["label", "n", "e1"], {"type": "label", "target": "e1", "label": None}),
+            (["label", "n", "e1"], {"type": "label", "target": "e1"}),
             (["title", "n", "pumps"], {"type": "name", "name": "pumps"}),
-            (["title", "n"], {"type": "name", "name": None}),
+            (["title", "n"], {"type": "name"}),
         ):
             assert run(["session", *argv]) == 0
-            assert desk.asked[-1] == ("change_session", {"ref": "n", "change": change, "ask_anew": False})
+            assert desk.asked[-1] == ("change_session", {"ref": "n", "change": change})
 
     def test_model_and_thinking_print_what_holds_now(self, desk: Desk, capsys: Captured) -> None:
         """The model as it is called, the level that it really has."""
@@ -322,13 +325,13 @@ class TestTree:
         ):
             assert run(["session", what, "n", said]) == 0
             assert capsys.readouterr().out == printed
-            assert desk.asked[-1] == ("change_session", {"ref": "n", "change": change, "ask_anew": False})
+            assert desk.asked[-1] == ("change_session", {"ref": "n", "change": change})
 
     def test_fork_prints_the_id(self, desk: Desk, capsys: Captured) -> None:
         """Of the other agent."""
         assert run(["session", "fork", "n"]) == 0
         assert capsys.readouterr().out == "def\n"
-        assert desk.asked == [("fork", {"ref": "n", "at": None, "name": None, "model": None})]
+        assert desk.asked == [("fork", {"ref": "n"})]
         assert run(["session", "fork", "n", "e2", "--name", "second", "--model", "a:b", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["id"] == "def"
         assert desk.asked[-1] == ("fork", {"ref": "n", "at": "e2", "name": "second", "model": "a:b"})

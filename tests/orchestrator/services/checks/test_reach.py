@@ -133,7 +133,7 @@ def _about(service: str, ref: str) -> msgspec.Struct | None:
     more: dict[str, Any] = {
         "prompt": "go",
         "text": "go",
-        "tools": ("read_file",),
+        "keep": ("read_file",),
         "change": {"type": "Rename", "name": "x"},
         "name": "x",
         "on": True,
