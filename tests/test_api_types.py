@@ -1,4 +1,4 @@
-"""What mypy and editors know of the blocking API, whose methods are derived from the asynchronous one."""
+"""What mypy and editors know of the blocking API, which is derived from the asynchronous one, and of services."""
 
 from __future__ import annotations
 
@@ -34,17 +34,49 @@ def check(o: Orchestrator, agent: Subagent) -> None:
     reveal_type(done)
 """
 
+SERVICES = """
+from orch.policy.caller import Caller, USER
+from orch.services import call
+from orch.services.dispatch.handlers import handles
+from orch.supervisor.supervisor import Supervisor
+from orch_protocol.services.requests import KILL, LIST_AGENTS, QUERY, Kill, Killed, ListAgents, QueryAgent
+from orch_worker.tools.api.root_client import RootClient
+
+async def check(root: Supervisor, client: RootClient) -> None:
+    reveal_type(await call(root, USER, KILL, Kill()))
+    reveal_type(await call(root, USER, LIST_AGENTS, ListAgents()))
+    reveal_type(await call(root, USER, QUERY, QueryAgent("a", "b")))
+    reveal_type(await client.call_root(KILL, Kill()))
+    await call(root, USER, KILL, ListAgents())
+
+@handles(KILL)
+async def kill(root: Supervisor, caller: Caller, params: ListAgents) -> Killed: raise KeyError
+"""
+
+
+def _check(source: str, file: Path) -> tuple[list[str], list[str]]:
+    """Return the types that mypy reveals in `source`, and its errors."""
+    file.write_text(source)
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--config-file", str(ROOT / "pyproject.toml")]
+    done = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = [line.partition(" ")[2] for line in done.stdout.splitlines() if f"{file.name}:" in line.partition(" ")[0]]
+    revealed = [re.sub(r"\b(?:\w+\.)+(\w)", r"\1", text[1]) for each in found if (text := re.search('is "(.*)"', each))]
+    return revealed, [each.partition("error: ")[2] for each in found if "error: " in each]
+
+
+@pytest.mark.timeout(600)
+def test_calls_of_services_are_typed(tmp_path: Path) -> None:
+    """The result is that of the service; parameters and handlers of another service are errors."""
+    revealed, errors = _check(SERVICES, tmp_path / "checked_services.py")
+    assert revealed == ["Killed", "list[AgentRow]", "Reply", "Killed"]
+    assert [each.rpartition("[")[2] for each in errors] == ["misc]", "arg-type]"], errors
+
 
 @pytest.mark.timeout(600)
 def test_derived_methods_keep_signatures_and_results(tmp_path: Path) -> None:
     """Parameters with their names and types, results, and errors for wrong arguments."""
-    file = tmp_path / "checked_api.py"  # mypy's cache may report it by the path of an earlier run
-    file.write_text(CHECKED)
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--config-file", str(ROOT / "pyproject.toml")]
-    done = subprocess.run([*command, str(file)], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stdout + done.stderr
-    found = [line.partition(" ")[2] for line in done.stdout.splitlines() if "checked_api.py:" in line.partition(" ")[0]]
-    revealed = [re.sub(r"\b(?:\w+\.)+(\w)", r"\1", text[1]) for each in found if (text := re.search('is "(.*)"', each))]
+    revealed, errors = _check(CHECKED, tmp_path / "checked_api.py")  # mypy's cache may report it by an earlier path
     assert revealed == [
         "Subagent",
         "Session",
@@ -60,7 +92,7 @@ def test_derived_methods_keep_signatures_and_results(tmp_path: Path) -> None:
         "list[Queued]",
         "def (event: object, context: object) -> int",
     ]
-    assert [each.partition("error: ")[2] for each in found if "error: " in each] == [
+    assert errors == [
         'Unexpected keyword argument "nonsense"  [call-arg]',
         'Argument 1 has incompatible type "None"; expected "str | int"  [arg-type]',
     ]

@@ -79,6 +79,19 @@ def starts(source: str) -> list[str]:
     return found
 
 
+def built_names(source: str) -> list[str]:
+    """Return the calls of getattr whose attribute name is put together at run time."""
+    if "getattr(" not in source:
+        return []
+    return [
+        ast.unparse(node)
+        for node in nodes(parsed(source))
+        if isinstance(node, ast.Call)
+        and called(node, "getattr")
+        and isinstance(node.args[1], (ast.JoinedStr, ast.BinOp, ast.Call))
+    ]
+
+
 def folder_sizes(names: Iterable[str]) -> dict[str, int]:
     """Return how many of the modules `names` stand directly in each package folder."""
     return dict(Counter(name.rpartition(".")[0] for name in names))
@@ -100,6 +113,10 @@ class TestEveryModule:
     def test_says_what_it_is(self) -> None:
         """A module begins with a docstring."""
         assert [module.name for module in modules() if not module.doc] == []
+
+    def test_builds_no_names_of_methods(self) -> None:
+        """No attribute is looked up by a name built from a string, so that "go to definition" works."""
+        assert in_modules(lambda module: built_names(module.source)) == {}
 
     def test_is_finished(self) -> None:
         """No module leaves a body to be written later."""
@@ -137,6 +154,12 @@ def test_docstring_rule_catches() -> None:
     """A test without a docstring is named; helpers and documented tests are not."""
     source = 'def test_a(): pass\nasync def test_b(): """ """\ndef test_c(): """It holds."""\ndef helper(): pass'
     assert without_docstring(source) == ["test_a", "test_b"]
+
+
+def test_built_name_rule_catches() -> None:
+    """A name that is a format string, a sum or the result of a call is seen; a constant and a variable are allowed."""
+    calls = ["getattr(self, f'_on_{kind}')", "getattr(self, 'on_' + kind)", "getattr(self, kind.lower(), None)"]
+    assert built_names("\n".join([*calls, "getattr(self, 'name', None)", "getattr(self, name)"])) == calls
 
 
 def test_sleep_rule_catches() -> None:

@@ -280,7 +280,7 @@ def hidden() -> str:
         client = importlib.import_module("orch_worker.sandbox.launcher_client")
     except ImportError:
         return "commands have no mount namespace"
-    missing: str = client.missing()
+    missing: str = client.unavailable_reason()
     return missing
 
 

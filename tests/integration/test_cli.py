@@ -211,7 +211,7 @@ def test_prompts_of_every_size(shell: Shell) -> None:
         (["spawn", " "], 2, "task"),
         (["spawn", "t", "--cwd", "/no/such/folder"], 2, "/no/such/folder"),
         (["spawn", "t", "--name", "5"], 2, "sequence number"),
-        (["kill"], 2, "which agents"),
+        (["kill"], 2, "no REF or --all"),
     ],
 )
 def test_bad_input_is_told(shell: Shell, argv: list[str], code: int, complaint: str) -> None:
@@ -338,8 +338,10 @@ def test_list_imports_next_to_nothing(shell: Shell) -> None:
         [sys.executable, "-P", "-c", code], env=shell.env, capture_output=True, timeout=SECONDS, check=True
     )
     loaded = done.stdout.decode().splitlines()[1].split()
-    heavy = {"zmq", "asyncio", "structlog", "msgspec", "typing", "subprocess", "pathlib", "importlib", "orch_protocol"}
+    heavy = {"zmq", "asyncio", "structlog", "msgspec", "typing", "subprocess", "pathlib", "importlib"}
     assert heavy & set(loaded) == set()
+    ours = {each for each in loaded if each.startswith("orch_protocol.")}
+    assert ours == {"orch_protocol.services", "orch_protocol.services.verbs"}
 
 
 def test_the_doctor_passes_here(shell: Shell) -> None:

@@ -167,8 +167,10 @@ def test_the_archive_verbs_import_next_to_nothing(archiving: Shell) -> None:
         [sys.executable, "-P", "-c", code], env=archiving.env, capture_output=True, timeout=40, check=True
     )
     loaded = done.stdout.decode().splitlines()[1].split()
-    heavy = {"zmq", "asyncio", "structlog", "msgspec", "typing", "subprocess", "pathlib", "importlib", "orch_protocol"}
+    heavy = {"zmq", "asyncio", "structlog", "msgspec", "typing", "subprocess", "pathlib", "importlib"}
     assert heavy & set(loaded) == set()
+    ours = {each for each in loaded if each.startswith("orch_protocol.")}
+    assert ours == {"orch_protocol.services", "orch_protocol.services.verbs"}
 
 
 def test_what_is_pruned_is_gone(archiving: Shell) -> None:
