@@ -17,43 +17,43 @@ __all__ = ["main", "run"]
 VERBS = {
     "spawn": ("orch.cli.agents.spawn", "start an agent and print its id"),
     "query": ("orch.cli.agents.query", "ask an agent and print its answer"),
-    "collect": ("orch.cli.agents.query", "take the answer to a query nobody waited for"),
-    "run": ("orch.cli.agents.run_once", "start an agent, ask it, print its answer, end it"),
-    "chat": ("orch.cli.agents.chat", "talk with an agent: it streams above a prompt that is always there"),
-    "send": ("orch.cli.agents.send", "send a piece of a file, or any text, to an agent: for editors"),
-    "queue": ("orch.cli.agents.queue", "what an agent has not heard yet; take it back"),
-    "cancel": ("orch.cli.agents.query", "end what an agent does just now"),
+    "collect": ("orch.cli.agents.query", "take the answer to a query submitted with --no-wait"),
+    "run": ("orch.cli.agents.run_once", "ask a new agent, print its answer, and end it"),
+    "chat": ("orch.cli.agents.chat", "chat with an agent interactively"),
+    "send": ("orch.cli.agents.send", "send part of a file, or any text, to an agent (for editors)"),
+    "queue": ("orch.cli.agents.queue", "show or retract messages an agent has not received yet"),
+    "cancel": ("orch.cli.agents.query", "cancel the running turn of an agent"),
     "list": ("orch.cli.agents.agents", "list agents"),
     "show": ("orch.cli.agents.agents", "show one agent and the end of its conversation"),
-    "execute": ("orch.cli.agents.execute", "a command of a session, such as /status"),
-    "events": ("orch.cli.system.events", "what happened to agents, by number"),
+    "execute": ("orch.cli.agents.execute", "run a slash command in an agent's session, such as /status"),
+    "events": ("orch.cli.system.events", "show what happened to agents, in order"),
     "resume": ("orch.cli.agents.agents", "let a killed or failed agent answer again"),
-    "budget": ("orch.cli.agents.agents", "what all agents together may use, and did"),
+    "budget": ("orch.cli.agents.agents", "show or change the budget of all agents together"),
     **{
         verb.words: ("orch.cli.service_verbs", verb.summary)
         for verbs in SERVICE_VERBS.values()
         for verb in verbs
         if " " not in verb.words
     },
-    "archive": ("orch.cli.sessions.archive", "what agents have archived: find it, read it, ask it"),
-    "session": ("orch.cli.sessions.session", "conversations: their branches, copies, and those from files"),
-    "memory": ("orch.cli.resources.memory", "what agents remember of a folder"),
-    "workspace": ("orch.cli.resources.workspace", "what an agent has at hand: files, searches, values"),
-    "prompts": ("orch.cli.prompts", "templates of prompts, which say who an agent is"),
-    "hooks": ("orch.cli.resources.hooks", "functions that watch, change and stop what agents do"),
-    "skills": ("orch.cli.resources.skills", "instructions for particular work, read when they are needed"),
-    "extensions": ("orch.cli.resources.extensions", "folders that bring hooks and tools, and do no more than they say"),
-    "costs": ("orch.cli.resources.costs", "what models and tools were used for, day by day"),
-    "models": ("orch.cli.resources.models", "the models that are known: limits, prices, keys"),
-    "daemon": ("orch.cli.system.admin", "start, stop or look at the process behind all this"),
-    "config": ("orch.cli.system.admin", "show the configuration, trust a project's"),
-    "demo": ("orch.cli.system.demo", "show what orch does, in half a minute and without a key"),
+    "archive": ("orch.cli.sessions.archive", "search, read and ask archived turns"),
+    "session": ("orch.cli.sessions.session", "show, branch, fork, import and export sessions"),
+    "memory": ("orch.cli.resources.memory", "show and edit what agents remember about a project"),
+    "workspace": ("orch.cli.resources.workspace", "show and pin the artifacts of an agent"),
+    "prompts": ("orch.cli.prompts", "list and fill in prompt templates"),
+    "hooks": ("orch.cli.resources.hooks", "list, enable, disable and create hooks"),
+    "skills": ("orch.cli.resources.skills", "list, install, create and test skills"),
+    "extensions": ("orch.cli.resources.extensions", "list, enable and trust extensions"),
+    "costs": ("orch.cli.resources.costs", "show daily costs of models and tools"),
+    "models": ("orch.cli.resources.models", "list known models: limits, prices, keys"),
+    "daemon": ("orch.cli.system.admin", "start, stop or inspect the daemon"),
+    "config": ("orch.cli.system.admin", "show the configuration or trust a project's"),
+    "demo": ("orch.cli.system.demo", "show what orch does, without a model key"),
     "replay": (
         "orch.cli.sessions.replay",
-        "what a recorded session costs under other policies, and what stays findable",
+        "compare the cost of a recorded session under other policies",
     ),
-    "doctor": ("orch.cli.system.doctor", "check what orch needs of this machine"),
-    "fsck": ("orch.cli.system.fsck", "look for damaged files, and mend what can be mended"),
+    "doctor": ("orch.cli.system.doctor", "check whether this machine meets orch's requirements"),
+    "fsck": ("orch.cli.system.fsck", "find and repair damaged files"),
 }
 """Each verb, the module it lives in, and what it does."""
 
@@ -137,7 +137,7 @@ Agents that are processes: spawn one, ask it, kill it, ask it again.
 
 {verbs}
 
-REF is an agent's number, id, beginning of an id, or name, or latest. `orch COMMAND --help` has an example.
+REF: agent number, id or unique prefix, name, or "latest". `orch COMMAND --help` shows an example.
 Exit code: 0 ok, 1 failed, 2 usage, 3 not found, 4 still running, 5 limit reached, 130 interrupted."""
 
 
