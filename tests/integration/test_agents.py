@@ -165,7 +165,7 @@ async def test_waiting_for_several_agents(world: Open) -> None:
     waited = await o.wait(quick, slow, timeout=0.01)
     assert waited.pending == (slow.id,)
     assert (await o.wait(quick, slow, mode=1)).done == (quick.id,)
-    with pytest.raises(ConfigError, match="cannot wait for 3 of 2"):
+    with pytest.raises(ConfigError, match="invalid mode 3 for 2 agents"):
         await o.wait(quick, slow, mode=3)
     await slow.kill()
     assert (await futures[0]).text == "done"
@@ -276,7 +276,7 @@ async def test_bad_spawns_are_refused_with_reasons(world: Open, tmp_path: Path) 
         options = options if "model" in options else {"backend": script} | options
         with pytest.raises(error, match=match):
             await o.spawn("task", **options)
-    with pytest.raises(ConfigError, match="needs a task"):
+    with pytest.raises(ConfigError, match="the task of the agent is empty"):
         await o.spawn("  ")
     assert await o.agents(all=True) == []
     await o.spawn("one", backend=script)

@@ -318,7 +318,7 @@ async def test_disk_full_leaves_the_turn_where_it_is(
 
 async def test_archival_needs_subagents(world: Open) -> None:
     """That it cannot be is said when the configuration is given."""
-    with pytest.raises(ConfigError, match=r"archival\.enabled = true needs subagents\.enabled"):
+    with pytest.raises(ConfigError, match=r"archival\.enabled = true requires subagents\.enabled"):
         await world(config=Config(archival=ArchivalConfig(enabled=True), subagents=SubagentsConfig(enabled=False)))
 
 

@@ -147,7 +147,7 @@ def test_a_holder_is_shown_with_what_it_holds(archiving: Shell) -> None:
         (["ask-all", "hi", "--in", "looker"], 3, "archived nothing"),
         (["export", "nobody"], 3, "nobody"),
         (["prune"], 2, "--older-than"),
-        (["prune", "--older-than", "30"], 2, "is no age"),
+        (["prune", "--older-than", "30"], 2, "invalid age"),
         (["prune", "--older-than", "1d", "--in", "nobody"], 3, "nobody"),
     ],
 )

@@ -143,7 +143,7 @@ async def test_values_of_an_agent_without_a_process(tmp_path: Path) -> None:
         with pytest.raises(AgentDiedError):
             await agent.query("go on")
         assert await agent.value(".h_001") == list(range(5000))
-        with pytest.raises(NoValueError, match="has no process now, and what its code had bound went with it"):
+        with pytest.raises(NoValueError, match="has no process, so its Python variables are lost"):
             await agent.value("xs")
         assert agent.pid is None
 

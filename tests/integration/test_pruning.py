@@ -286,7 +286,7 @@ async def test_an_age_that_is_none_is_refused(world: Open, folder: Path, older: 
     """Nothing is deleted."""
     o = await world(config=archiving())
     _, holder = await looked(o, folder)
-    with pytest.raises(ConfigError, match=r"is no age|Expected `float \| str`"):
+    with pytest.raises(ConfigError, match=r"invalid age|Expected `float \| str`"):
         await o.archives.prune(older=older)
     assert await o.archives.read(holder)
 

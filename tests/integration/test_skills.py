@@ -176,7 +176,7 @@ class TestInstall:
             info = zipfile.ZipInfo(name)
             info.external_attr = (stat.S_IFLNK | 0o777) << 16 if name == "fold/link" else 0o644 << 16
             archive.writestr(info, "/etc/hostname")
-        with pytest.raises(ConfigError, match="leads out of it, or is a link: nothing is unpacked"):
+        with pytest.raises(ConfigError, match="is a link or lies outside the archive; nothing was unpacked"):
             install(str(tmp_path / "bad.zip"), into, home)
 
     def test_a_zip_file_that_is_damaged_is_refused_and_nothing_is_left(
@@ -244,9 +244,9 @@ class TestInstall:
         (into / "fold" / "more.md").unlink()
         assert remove("fold", into, home) == into / "fold"
         assert installed_from(into / "fold", home) is None
-        with pytest.raises(ConfigError, match="there is no skill"):
+        with pytest.raises(ConfigError, match="is not installed in"):
             remove("../skills/mine", into, home, force=True)
-        with pytest.raises(ConfigError, match="there is no skill"):
+        with pytest.raises(ConfigError, match="is not installed in"):
             remove("", into, home, force=True)  # as of a variable that is not set
         remove("mine", into, home, force=True)
         assert list(into.iterdir()) == []

@@ -161,8 +161,8 @@ class AsyncSubagent:
             return await self._read(reply, returns)
         except BadReplyError as error:
             raise BadReplyError(
-                f"agent {self.name!r} ({self.id}) was asked twice and did not reply with what `returns` is: {error}. "
-                f"It said: {reply.text[:200]!r}"
+                f"agent {self.name!r} ({self.id}) did not return a value that matches `returns` in two attempts: "
+                f"{error}. Last reply: {reply.text[:200]!r}"
             ) from error
 
     async def _read(self, reply: Reply, returns: type[T]) -> T:

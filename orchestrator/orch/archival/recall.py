@@ -39,7 +39,7 @@ TOOLS: Final = (
 def check_search(query: Any, limit: Any) -> None:
     """Raise ConfigError for what can be neither looked for nor counted."""
     if not isinstance(query, str):
-        raise ConfigError(f"a query is text, not {query!r}: say what to look for")
+        raise ConfigError(f"query must be a string with search terms; got {query!r}")
     if not _is_number(limit):
         raise ConfigError(f"limit is how many places there may be, a number, not {limit!r}")
 

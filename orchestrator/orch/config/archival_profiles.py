@@ -60,8 +60,8 @@ def rules_of(config: ArchivalConfig) -> Rules:
     if low > high:
         which = f"the profile {config.profile!r} has" if config.high_tokens is None else "is"
         raise ConfigError(
-            f"archival.low_tokens = {low} lies above archival.high_tokens, which {which} {high}: "
-            "past the high one, what is oldest goes until the low one"
+            f"archival.low_tokens = {low} is greater than archival.high_tokens, which {which} {high}. "
+            "Set low_tokens to at most high_tokens"
         )
     return Rules(
         profile=config.profile,

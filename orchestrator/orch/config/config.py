@@ -167,19 +167,19 @@ def check_combination(config: Config, sources: Mapping[str, str] | None = None) 
     if config.archival.enabled and not config.subagents.enabled:
         where = f"{sources['archival.enabled']}: " if sources else ""
         raise ConfigError(
-            f"{where}archival.enabled = true needs subagents.enabled = true: what is archived becomes subagents"
+            f"{where}archival.enabled = true requires subagents.enabled = true, because archives are subagents"
         )
     named = [("sandbox.presets", preset) for preset in config.sandbox.presets]
     named += [("skills.presets", preset) for preset in config.skills.presets]
     for table, preset in named:
         if preset not in PRESETS:
             where = f"{sources[f'{table}.{preset}']}: " if sources else ""
-            raise ConfigError(f"{where}{table} names {preset!r}, which is no preset: use {', '.join(PRESETS)}")
+            raise ConfigError(f"{where}unknown preset {preset!r} in {table}: use {', '.join(PRESETS)}")
     rules = config.hooks.assess.rules
     if config.hooks.assess.kind == "rule" and not rules:
-        raise ConfigError('hooks.assess.kind = "rule" needs hooks.assess.rules: without one nothing would come of it')
+        raise ConfigError('hooks.assess.kind = "rule" requires hooks.assess.rules: add at least one preset')
     if unknown := next((rule.preset for rule in rules if rule.preset and rule.preset not in PRESETS), None):
-        raise ConfigError(f"hooks.assess.rules names {unknown!r}, which is no preset: use {', '.join(PRESETS)}")
+        raise ConfigError(f"unknown preset {unknown!r} in hooks.assess.rules: use {', '.join(PRESETS)}")
     try:
         paths.sessions_of(Path("/"), config.session_dir)
     except ConfigError as error:
@@ -290,7 +290,7 @@ def _check_model(model: str, home: Path) -> None:
     names = (*PROVIDERS, *known.providers)
     if spec.provider not in names and (spec.provider != LOCAL or spec.model):
         raise ConfigError(
-            f"there is no provider {spec.provider!r}: a model is `local` or `provider:model`, with one of "
+            f"unknown provider {spec.provider!r}: write the model as `local` or `provider:model`, with one of "
             f"{', '.join(names)}"
         )
     if spec.provider in known.providers and not (spec.model or known.providers[spec.provider].default):
@@ -306,7 +306,9 @@ def _check_patterns(patterns: Sequence[str], home: Path) -> None:
     for pattern in patterns:
         spec = parse_model(pattern)
         if not spec.model:
-            raise ConfigError(f"{pattern!r} is no model: write PROVIDER:MODEL, or PROVIDER:* for all of a provider")
+            raise ConfigError(
+                f"invalid model pattern {pattern!r}: write PROVIDER:MODEL, or PROVIDER:* for all models of a provider"
+            )
         _check_model(pattern, home)
 
 

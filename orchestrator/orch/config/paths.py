@@ -60,7 +60,9 @@ def home_text(env: Mapping[str, str] | None = None) -> str:
         if not os.path.isabs(mine):  # a user without an entry or a variable, as in some containers
             from orch_protocol.core.errors import ConfigError
 
-            raise ConfigError("there is no home folder: HOME is not set, and the system knows none. Set ORCH_HOME")
+            raise ConfigError(
+                "cannot find the home folder: HOME is not set and the user database has no entry. Set ORCH_HOME"
+            )
         data = os.path.join(mine, ".local", "share")
     return _require_utf8(os.path.join(data, "orch"))
 
@@ -323,7 +325,7 @@ def check_private_folder(base: str) -> None:
         pass
     except OSError as error:
         raise StoreError(
-            f"cannot create {base}: {error.strerror}. Make it writable, or remove what is in its way"
+            f"cannot create {base}: {error.strerror}. Make its parent writable, or remove the file that blocks it"
         ) from error
     found = os.lstat(base)
     wrong = (

@@ -157,7 +157,7 @@ class Daemon:
                 return await self._told_to_stop(_params(method, params, Stop), client)
             if not self._holds():
                 self.stop()
-                raise DaemonLeaving(f"the daemon is leaving: {self._home} is no longer its folder; ask the next one")
+                raise DaemonLeaving(f"daemon is shutting down: its home {self._home} was moved or deleted; retry")
             if fault := self._fault():
                 self.stop()
                 raise DaemonLeaving(f"the daemon is leaving: {fault}; ask the next one")
@@ -194,7 +194,7 @@ class Daemon:
             return self._take_keys(client)
         if method not in SERVICES:
             known = ", ".join([*SERVICES, "daemon_status", "daemon_stop", "ping"])
-            raise ProtocolError(f"there is no method {method!r}; there are {known}")
+            raise ProtocolError(f"unknown method {method!r}; available: {known}")
         service = SERVICES[method]
         asked: Struct = _params(method, params, service.params)
         told = isinstance(asked, QueryAgent) and (asked.stream or asked.approve or asked.progress)

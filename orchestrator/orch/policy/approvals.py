@@ -179,7 +179,9 @@ class ApprovalBroker:
         known = self._all(folder if ids is None else None)
         wanted = {grant.id for grant, _ in known} if ids is None else set(ids)
         if missing := wanted - {grant.id for grant, _ in known}:
-            raise ConfigError(f"there is no permission {', '.join(sorted(missing))}: see orch config permissions")
+            raise ConfigError(
+                f"no permission with id {', '.join(sorted(missing))}; list them with `orch config permissions`"
+            )
         gone = [(grant, session) for grant, session in known if grant.id in wanted]
         self._grants.revoke([grant.id for grant, session in gone if not session])
         for grant, session in gone:

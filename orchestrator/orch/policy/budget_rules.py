@@ -79,9 +79,7 @@ def reservation_amount(
 def check_budget(budget: Budget) -> Budget:
     """Return `budget` as it is. Raises ConfigError for what is no budget, and for what is no limit."""
     if not isinstance(budget, Budget):
-        raise ConfigError(
-            f"budgets and limits are said with orch.Budget(...) and orch.Limits(...), not with {budget!r}"
-        )
+        raise ConfigError(f"budget must be an orch.Budget or orch.Limits; got {budget!r}")
     for name in Budget.__struct_fields__:
         _checked(name, getattr(budget, name))
     return budget
@@ -96,7 +94,7 @@ def budget_of(max_cost: float | None, budget: Budget | None) -> Budget:
 def budget_change(max_cost: float | None, budget: Budget | None) -> BudgetChange:
     """Return what a program sets: limits that are given, and none where they are endless. Raises ConfigError."""
     if budget is not None and not isinstance(budget, Budget):
-        raise ConfigError(f"a budget is said with orch.Budget(...), not with {budget!r}")
+        raise ConfigError(f"budget must be an orch.Budget; got {budget!r}")
     given: dict[str, Any] = msgspec.structs.asdict(budget) if budget is not None else {}
     if max_cost is not None:
         given["max_cost_usd"] = max_cost

@@ -139,7 +139,7 @@ class BudgetLedger:
         node = self._nodes[id]
         query_id = node.pending.query_id if node.pending is not None and not want.beside else None
         if query_id is None and not (want.beside and node.running):
-            raise ProtocolError(f"agent {node.spec.name!r} is in no turn: there is nothing to put aside for")
+            raise ProtocolError(f"cannot reserve budget for agent {node.spec.name!r}: it has no running turn")
         granted: dict[str, float] = {}
         why = ""
         for kind in KINDS:

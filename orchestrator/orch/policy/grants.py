@@ -88,7 +88,7 @@ class GrantStore:
             return []
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{self._file} cannot be read ({error}): remove it, and approve anew what is asked"
+                f"cannot read {self._file} ({error}): remove the file and approve the requests again"
             ) from error
         return [grant for grant in found if folder is None or grant.folder == folder]
 

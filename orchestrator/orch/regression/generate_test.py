@@ -76,17 +76,17 @@ def recording_of(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note] 
     turns: list[list[MessageEntry]] = []
     for entry in path[first:]:
         if isinstance(entry, TurnStartEntry):
-            raise ConfigError(f"turn {len(turns)} was cut short, and goes on from there: that cannot be told again")
+            raise ConfigError(f"cannot replay turn {len(turns)}: it was interrupted and resumed")
         if isinstance(entry, MessageEntry) and entry.turn:
             if not turns or turns[-1][0].turn != entry.turn:
                 turns.append([])
             turns[-1].append(entry)
         elif isinstance(entry, MESSAGE_ENTRIES):
-            raise ConfigError(f"entry {entry.id} was said between turns by a program: that cannot be told again")
+            raise ConfigError(f"cannot replay entry {entry.id}: a program added it between turns")
     if turns and (turns[-1][0].turn not in ended or not is_answered([turns[-1][-1].message])):
         turns.pop()  # it is not over
     if not turns:
-        raise ConfigError("there is no finished turn: ask the agent something first")
+        raise ConfigError("the session has no finished turn: query the agent first")
     told = [_turn(number, turn, ended, hooks=_is_hooked(spec)) for number, turn in enumerate(turns, 1)]
     messages = [entry for turn in turns for entry in turn]
     asked = text_of(messages[0].message)
@@ -211,7 +211,9 @@ def with_requests(story: dict[str, Any], retold: ReplayedSession) -> dict[str, A
     went another way than on record: what did that cannot be told again.
     """
     if different := _different_talk(story, retold):
-        raise ConfigError(f"told again with the agent's tools, hooks and policy, it goes another way: {different[0]}")
+        raise ConfigError(
+            f"replay with the tools, hooks and policy of the agent differs from the recording: {different[0]}"
+        )
     systems: dict[str, None] = {}
     offers: dict[str, Any] = {}
     requests = []
@@ -296,26 +298,26 @@ def _history(entries: Sequence[Told]) -> tuple[Message, ...]:
     for item in session.view.items:
         # What an archive that was deleted left in its place is told as it stands.
         if (when := gone.get(item.last)) and item.message == redacted_message(item.message, when):
-            raise ConfigError(f"what was said before it was deleted on {when[:10]}: that cannot be told again")
+            raise ConfigError(f"cannot replay the session: earlier messages were deleted on {when[:10]}")
     return session.messages
 
 
 def _turn(number: int, turn: list[MessageEntry], ended: dict[str, TurnEndEntry], *, hooks: bool) -> dict[str, Any]:
     prompt, *rest = [entry.message for entry in turn]
     if when := next((entry.deleted for entry in turn if entry.deleted), ""):
-        raise ConfigError(f"what was said in turn {number} was deleted on {when[:10]}: that cannot be told again")
+        raise ConfigError(f"cannot replay turn {number}: its messages were deleted on {when[:10]}")
     if turn[0].turn not in ended or not is_answered([turn[-1].message]):
-        raise ConfigError(f"turn {number} was cut short: that cannot be told again")
+        raise ConfigError(f"cannot replay turn {number}: it was interrupted")
     stop = ended[turn[0].turn].reply.stop_reason
     if stop not in ENDS:
-        raise ConfigError(
-            f"turn {number} ended with {stop!r}, which was not the model's doing: it cannot be told again"
-        )
+        raise ConfigError(f"cannot replay turn {number}: it ended with {stop!r}, which the model did not cause")
     for message in rest:
         # Hooks may have said it, and say it again; when it was somebody else, it goes another way then.
         said = message.role != "assistant" and not all(isinstance(block, ToolResult) for block in message.content)
         if said and not hooks:
-            raise ConfigError(f"in turn {number} something was said to the agent meanwhile: it cannot be told when")
+            raise ConfigError(
+                f"cannot replay turn {number}: it received a message while it ran, and the time is not recorded"
+            )
     script = [_item(message) for message in rest if message.role == "assistant"]
     if script and stop != "end_turn":
         script[-1]["stop_reason"] = stop

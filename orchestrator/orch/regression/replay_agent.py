@@ -69,7 +69,7 @@ def replay_session(found: ImportedSession, spec: AgentSpec, notes: Sequence[Note
     with TemporaryDirectory() as one, TemporaryDirectory() as other:
         story = with_requests(story, replay_recording(story, Path(one)))
         if different := differences(story, replay_recording(story, Path(other))):
-            raise ConfigError(f"told twice, it is not the same, and no test: {different[0]}")
+            raise ConfigError(f"cannot generate a test: two replays differ: {different[0]}")
     return story
 
 

@@ -56,7 +56,7 @@ def check_picture_path(name: str) -> Path:
     if file.suffix.lower() not in KINDS:
         raise ConfigError(f"cannot draw {name}: give a name that ends in {' or '.join(KINDS)}")
     if not file.parent.is_dir():
-        raise ConfigError(f"cannot draw {name}: there is no folder {file.parent}")
+        raise ConfigError(f"cannot write {name}: folder {file.parent} does not exist")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:

@@ -189,7 +189,7 @@ def read_recordings(path: Path) -> list[Recording]:
         if each.repairs:
             raise DamagedError(f"{path}: {each.repairs[0]}. {NOT_WHOLE}")
         if gone := sum(isinstance(entry, MessageEntry) and bool(entry.deleted) for entry in path_of(each)):
-            raise DamagedError(f"{path}: {gone} of its messages were deleted for good. {NOT_WHOLE}")
+            raise DamagedError(f"{path}: {gone} messages were deleted permanently. {NOT_WHOLE}")
     recordings = map(_recording, conversations)
     found = [_whole_calls(recording) for recording in recordings if recording.calls]
     if not found:

@@ -61,7 +61,7 @@ def entry_point_folder(group: str, name: str, setting: str) -> Path:
         raise ConfigError(f"{setting}: {name!r}: {there[name]} cannot be found: {error}") from error
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:
-        raise ConfigError(f"{setting}: {name!r}: {there[name]} is no package with {group.rpartition('.')[2]} in it")
+        raise ConfigError(f"{setting}: {name!r}: {there[name]} is not a package with {group.rpartition('.')[2]} in it")
     return Path(places[0])
 
 

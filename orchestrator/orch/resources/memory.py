@@ -39,5 +39,5 @@ def select_notes(notes: list[Note], ids: list[str]) -> list[Note]:
     known = {note.id: note for note in notes}
     for id in ids:
         if id not in known:
-            raise EntryNotFoundError(f"there is no note {id[:40]!r} about this folder; `orch memory list` shows them")
+            raise EntryNotFoundError(f"no note with id {id[:40]!r} in this folder; list notes with `orch memory list`")
     return [known[id] for id in dict.fromkeys(ids)]

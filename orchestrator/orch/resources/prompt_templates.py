@@ -53,8 +53,8 @@ class PromptTemplate(Struct, frozen=True):
             elif not match[2]:
                 line = self.text.count("\n", 0, match.start()) + 1
                 raise ConfigError(
-                    f"template {self.name!r} ({self.source}), line {line}: what {{{{ begins is no variable; write "
-                    "{{name}}, or \\{{ for the braces themselves"
+                    f"template {self.name!r} ({self.source}), line {line}: invalid variable after {{{{. Write "
+                    "{{name}}, or \\{{ for literal braces"
                 )
         return tuple(found)
 
@@ -148,7 +148,7 @@ class TemplateCatalog:
         known = {template.name: template for template in self.all()}
         for template in provider.templates():
             if not NAME.fullmatch(template.name):
-                raise ConfigError(f"{template.name!r} is no name of a template: letters, digits and any of _.:/@-")
+                raise ConfigError(f"invalid template name {template.name!r}: use letters, digits and _.:/@-")
             if there := known.get(template.name):
                 raise ConfigError(f"there is a template {template.name!r} already, of {there.source}")
             template.variables  # noqa: B018 - it says what is wrong with it
@@ -177,12 +177,12 @@ class TemplateCatalog:
             path = Path(name).expanduser()
             if found := list(Files(path).templates()) if not path.is_dir() else []:
                 return found[0]
-            raise ConfigError(f"there is no file {name} to take a template from")
+            raise ConfigError(f"template file {name} does not exist")
         known = {template.name: template for template in self.all()}
         if name not in known:
             raise ConfigError(
-                f"there is no template {name!r}; there are {', '.join(known) or 'none'}. A file is a template too, by "
-                f"its path: {name}{SUFFIX}"
+                f"unknown template {name!r}; available: {', '.join(known) or 'none'}. To use a template file, pass "
+                f"its path, such as {name}{SUFFIX}"
             )
         return known[name]
 
@@ -198,13 +198,15 @@ class TemplateCatalog:
         name = name or self._config.template
         if name is None:
             if given:
-                raise ConfigError(f"vars has {next(iter(given))!r}, and there is no template that it could be for")
+                raise ConfigError(
+                    f"vars contains {next(iter(given))!r}, but no template is selected: pass prompt_template"
+                )
             return PromptSpec(rules=self._config.rules)
         template = name if isinstance(name, PromptTemplate) else self.find(name)
         template.checked(given or {})
         text = scrub(template.render({**self._config.vars, **(given or {})})).strip()
         if not text:
-            raise ConfigError(f"template {template.name!r} ({template.source}) says nothing")
+            raise ConfigError(f"template {template.name!r} ({template.source}) is empty")
         return PromptSpec(text, f"template {template.name} ({template.source})", self._config.rules)
 
 
@@ -230,7 +232,7 @@ def template_places(config: PromptConfig, home: Path) -> list[TemplateProvider]:
         else:
             path = Path(place).expanduser()
             if not path.exists():
-                raise ConfigError(f"prompt.templates: there is no folder or file {place}")
+                raise ConfigError(f"prompt.templates: {place} does not exist")
             found.append(Files(path))
     return [*found, *([Files(home / "prompts")] if (home / "prompts").is_dir() else [])]
 

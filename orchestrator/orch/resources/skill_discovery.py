@@ -64,7 +64,7 @@ class SkillCatalogs:
         held = skill_contents(folder)  # read once: what it says is of what was hashed
         found = skill_in(held, folder)
         if not found.body:
-            raise ConfigError(f"{folder / FILES[0]}: it has no body: say below the front matter what to do")
+            raise ConfigError(f"{folder / FILES[0]}: the body is empty: write instructions below the front matter")
         skill = SkillSpec(found.name, found.description, "", hash_of(held), str(folder), found.allowed)
         if all(changed < began - SETTLED_NS for _, changed, _, _ in marks):
             self._known[str(folder)] = marks, skill

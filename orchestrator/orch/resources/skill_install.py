@@ -145,7 +145,7 @@ def remove(name: str, into: Path, home: Path, *, force: bool = False) -> Path:
     """
     target = into / name
     if not _is_one(name) or not os.path.lexists(target):
-        raise ConfigError(f"there is no skill {name!r} in {into}")
+        raise ConfigError(f"skill {name!r} is not installed in {into}")
     row = installed_from(target, home)
     if not force and row is None:
         raise ConfigError(f"skill {name!r} in {into} was not installed from anywhere: --force removes it all the same")
@@ -180,7 +180,7 @@ def _opened(source: str, ref: str, stage: Path) -> Iterator[tuple[Path, str]]:
         yield unpacked, ""
     elif place.is_dir() and not _is_repository(place):
         if ref:
-            raise ConfigError(f"{source} is a folder and no repository: there is no {ref!r} of it")
+            raise ConfigError(f"{source} is a folder, not a repository: it has no revision {ref!r}")
         yield place.absolute(), ""
     elif place.is_dir() or _GIT.match(source):
         yield unpacked, _clone(place.absolute().as_uri() if place.is_dir() else source, ref, unpacked)
@@ -218,7 +218,7 @@ def _git(arguments: list[str], address: str, to: Path) -> str:
             start_new_session=True,
         )
     except FileNotFoundError as error:
-        raise ConfigError(f"{shown} cannot be had: there is no git on this machine") from error
+        raise ConfigError(f"cannot download {shown}: git is not installed") from error
     try:
         said, complaint = _ended(git, shown, to)
     finally:
@@ -269,7 +269,9 @@ def _unpack(file: Path, to: Path) -> None:
             for each in members:
                 path = PurePosixPath(each.filename)
                 if path.is_absolute() or ".." in path.parts or stat.S_ISLNK(each.external_attr >> 16):
-                    raise ConfigError(f"{file}: {each.filename!r} leads out of it, or is a link: nothing is unpacked")
+                    raise ConfigError(
+                        f"{file}: member {each.filename!r} is a link or lies outside the archive; nothing was unpacked"
+                    )
                 size += each.file_size
                 if size > MOST_BYTES:
                     raise ConfigError(f"{file} holds more than {MOST_BYTES >> 20} MiB")
@@ -288,7 +290,7 @@ def _within(root: Path, path: str, source: str) -> Path:
     """Return the folder of the skill in `root`: at `path`, at its top, or the only one below. Raises ConfigError."""
     at = PurePosixPath(path)
     if at.is_absolute() or ".." in at.parts:
-        raise ConfigError(f"{path!r} is no path below {source}")
+        raise ConfigError(f"invalid path {path!r}: it must be a relative path below {source}")
     base = root.joinpath(*at.parts)
     if not Path(os.path.realpath(base)).is_relative_to(os.path.realpath(root)):
         raise ConfigError(f"{path!r} leads out of {source}, by a link")

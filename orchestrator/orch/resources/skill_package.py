@@ -54,7 +54,7 @@ def of_session(task: str, messages: Sequence[Message], name: str, description: s
             steps += (f"{_call(each)}" for each in calls)
             answer = text_of(message).strip() or answer
     if not any(step.startswith("`") for step in steps) and not answer:
-        raise ConfigError("nothing was done in this conversation that a skill could tell of")
+        raise ConfigError("cannot make a skill: this conversation has no completed actions")
     left = len(steps) - MOST_STEPS
     if left > 0:
         half = MOST_STEPS // 2

@@ -66,11 +66,13 @@ class Skill(Struct, frozen=True):
             told = "; ".join(f"{each.field or 'skill'}: {each.what}" for each in problems)
             raise ConfigError(f"skill {self.name!r}: {told}")
         if not found.body:
-            raise ConfigError(f"skill {self.name!r} has no body: say what to do")
+            raise ConfigError(f"skill {self.name!r} has no body: write instructions")
         files = {str(path): scrub(content) for path, content in self.files.items()}
         for path in files:
             if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or not path:
-                raise ConfigError(f"skill {self.name!r}: {path!r} is no path of a file below its folder")
+                raise ConfigError(
+                    f"skill {self.name!r}: invalid path {path!r}: it must be a relative path below the skill folder"
+                )
         if len(text) + sum(map(len, files.values())) > MOST_CHARS:
             raise ConfigError(f"skill {self.name!r} is too long for one in memory: put it into a folder")
         digest = hashlib.sha256(json.dumps([text, files], sort_keys=True).encode()).hexdigest()

@@ -65,7 +65,7 @@ def audit(path: Path) -> Iterator[AuditRow]:
     try:
         with open(path, "rb") as file:
             if not is_ours(file.readline().rstrip(b"\r\n")):
-                raise ForeignFileError(f"{path} is no session file of orch: there is no chain in it to go by")
+                raise ForeignFileError(f"{path} is not an orch session file: it has no checksum chain")
             file.seek(0)
             for number, (_, _, sealed, remark) in enumerate(scan_lines(file), 1):
                 if sealed is None:

@@ -44,7 +44,7 @@ def task_of(found: ImportedSession) -> str:
     Raises ForeignFileError for an empty one.
     """
     if not has_messages(found):
-        raise ForeignFileError(f"{found.name} holds no message: there is no conversation to go on with")
+        raise ForeignFileError(f"cannot import {found.name}: it contains no messages")
     messages = (each.message for each in found.entries if isinstance(each, MessageEntry) and not each.deleted)
     said = (text_of(message) for message in messages if message.role == "user" and not is_project(message))
     begun = next((text for text in said if text.strip()), found.name)

@@ -112,7 +112,7 @@ def _write(source: Path, target: Path, agent: str) -> list[str]:
         try:
             load(source, header=SESSION_HEADER, take=lambda _: None)  # the first line itself may be what is damaged
         except ForeignFileError:
-            raise reading.foreign("it is none of ours; `orch session import --repair` takes others over") from None
+            raise reading.foreign("not an orch session; use `orch session import --repair` for other formats") from None
     found = read_own(text_of_file(data, reading), reading)
     header = _header(source, found)
     if agent and header.agent not in ("", agent):

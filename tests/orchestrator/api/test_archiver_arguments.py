@@ -40,7 +40,7 @@ def test_arguments_that_do_not_fit(tmp_path: Path) -> None:
         ("fold", ("hi",), "messages are a list.*not 'hi'"),
         ("observe", (None, 5), "messages are a list"),
         ("observe", ([], "5"), "input_tokens is what the provider reported, a number, not '5'"),
-        ("search", (None,), "a query is text, not None"),
+        ("search", (None,), "query must be a string with search terms; got None"),
         ("search", ("x", "5"), "limit is how many.*not '5'"),
         ("search", ("x", 1.5), "limit is how many"),
         ("read_archive", (["a"],), r"goes by its id, a text, not \['a'\]"),
@@ -86,7 +86,7 @@ def test_a_folder_that_is_none_is_told(given: Any, words: str) -> None:
         ({"answer_tokens": "many"}, r"answer_tokens"),
         ({"trigger": {"depth": 1}}, r"`depth`"),
         ({"summary": {"style": "poem"}}, r"summary\.style"),
-        ({"high_tokens": 100, "low_tokens": 200}, r"low_tokens = 200 lies above"),
+        ({"high_tokens": 100, "low_tokens": 200}, r"low_tokens = 200 is greater than"),
     ],
 )
 def test_settings_that_do_not_fit(tmp_path: Path, given: dict[str, Any], words: str) -> None:

@@ -90,7 +90,7 @@ async def test_a_service_is_called_with_its_parameters() -> None:
 @pytest.mark.parametrize(
     ("method", "params", "complaint"),
     [
-        ("fly", {}, "there is no method 'fly'; there are spawn, query, .*daemon_stop, ping"),
+        ("fly", {}, "unknown method 'fly'; available: spawn, query, .*daemon_stop, ping"),
         ("kill", {"force": True}, "parameters of 'kill': Object contains unknown field `force`"),
         ("query", {"ref": "1"}, "parameters of 'query': Object missing required field `prompt`"),
         ("daemon_stop", {"now": 1}, "parameters of 'daemon_stop': Object contains unknown field `now`"),
@@ -187,7 +187,7 @@ async def test_a_daemon_whose_folder_is_gone_takes_no_request() -> None:
     root = Root()
     served = Daemon(root, root.call, home=Path("/o"), config=Config(), holds=lambda: False)
     for method in ("kill", "daemon_status"):
-        with pytest.raises(DaemonLeaving, match="/o is no longer its folder"):
+        with pytest.raises(DaemonLeaving, match="its home /o was moved or deleted"):
             await ask(served, method)
     assert root.asked == []
     assert "was removed" in await served.until_done()

@@ -242,7 +242,7 @@ class TestLater:
         now[0] += 50
         git, second = approvals.permissions()
         assert await approvals.ask(question("4", digest="d2"), "b", None, 5) == ""
-        with pytest.raises(ConfigError, match="no permission x"):
+        with pytest.raises(ConfigError, match="no permission with id x"):
             approvals.revoke([second.id, "x"])
         assert approvals.revoke([second.id]) == [second]
         says.append(Consent(False))
@@ -264,7 +264,7 @@ class TestLater:
     def test_a_file_that_cannot_be_read_is_an_error(self, tmp_path: Path) -> None:
         """A damaged record grants nothing and says what to do."""
         (tmp_path / "permissions.json").write_text("{")
-        with pytest.raises(ConfigError, match="remove it"):
+        with pytest.raises(ConfigError, match="remove the file"):
             GrantStore(tmp_path).of()
 
 

@@ -201,20 +201,20 @@ class TestTurns:
         assert town.reserve(id, 1, 2, 100).amounts.usd == 3.5
         town.forest.gone(id)
         assert town.budgets.holders() == []
-        with pytest.raises(ProtocolError, match="in no turn"):
+        with pytest.raises(ProtocolError, match="it has no running turn"):
             town.budgets.reserve(id, want(1, 1, 1, beside=True))
         town.budgets.settle(id, second.id, BudgetAmounts(usd=3.0))
         town.ask(id, "and again")
         assert town.reserve(id, 1, 2, 100).amounts.usd == 6.5
 
     def test_what_comes_too_late_changes_nothing(self) -> None:
-        """Nothing is put aside for an agent that is in no turn, nor settled."""
+        """Nothing is put aside for an agent that is it has no running turn, nor settled."""
         town = Town()
         id = town.work(10)
         held = town.reserve(id)
         town.finish(id, 1.0)
         town.budgets.settle(id, held.id, BudgetAmounts(usd=5.0))
-        with pytest.raises(ProtocolError, match="in no turn"):
+        with pytest.raises(ProtocolError, match="it has no running turn"):
             town.budgets.reserve(id, WANT)
         town.ask(id, "again")
         town.budgets.settle(id, held.id, BudgetAmounts(usd=5.0))

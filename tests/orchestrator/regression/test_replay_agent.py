@@ -338,7 +338,7 @@ def test_what_goes_another_way_is_no_test(tmp_path: Path) -> None:
         "    return event.patch(prompt=event.prompt + ' Please.')\n"
     )
     config = Config(hooks=HooksConfig(load=(str(tmp_path / "mine.py"),)))
-    with pytest.raises(ConfigError, match=r"it goes another way: message 1: .*Please\. Please"):
+    with pytest.raises(ConfigError, match=r"differs from the recording: message 1: .*Please\. Please"):
         replay_session(*lived(tmp_path, config=config))
 
 
@@ -347,10 +347,10 @@ def test_what_goes_another_way_is_no_test(tmp_path: Path) -> None:
     [
         ("nothing", "no finished turn"),
         ("running", "no finished turn"),
-        ("steered", "something was said to the agent meanwhile"),
+        ("steered", "it received a message while it ran"),
         ("cancelled", "ended with 'cancelled'"),
-        ("cut", "was cut short"),
-        ("deleted", "said in turn 1 was deleted on 2026-11-21"),
+        ("cut", "was interrupted"),
+        ("deleted", "cannot replay turn 1: its messages were deleted on 2026-11-21"),
     ],
 )
 def test_what_cannot_be_told_again(tmp_path: Path, what: str, words: str) -> None:
@@ -386,7 +386,7 @@ def test_what_was_said_elsewhere_before_and_is_deleted_cannot_be_told_again(tmp_
     assert len(life.archive()) == 1
     life.turn(asked="since when?", answer="since May")
     life.prune(EVER)
-    with pytest.raises(ConfigError, match="what was said before it was deleted on 2026-11-21"):
+    with pytest.raises(ConfigError, match="earlier messages were deleted on 2026-11-21"):
         recording_of(read_conversation(life.transcript.path), SPEC)
     early = Life(tmp_path / "b", PROFILES["gated"])
     early.seed(user("how many valves?"), *steps(3, "a", 200), assistant("two"))

@@ -101,5 +101,5 @@ def test_one_of_which_messages_are_deleted_measures_nothing(tmp_path: Path) -> N
     assert len(recording.calls) == 2
     life.go(behind)
     life.close()
-    with pytest.raises(DamagedError, match="6 of its messages were deleted for good"):
+    with pytest.raises(DamagedError, match="6 messages were deleted permanently"):
         read_recordings(tmp_path / "a" / SESSION)

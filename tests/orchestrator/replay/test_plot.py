@@ -114,7 +114,7 @@ def test_lines_stand_out_from_white() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("a.pdf", "ends in .png or .svg"), ("a", "ends in"), ("no/where/a.svg", "no folder")]
+    ("name", "words"), [("a.pdf", "ends in .png or .svg"), ("a", "ends in"), ("no/where/a.svg", "does not exist")]
 )
 def test_names_that_cannot_be_drawn(name: str, words: str, tmp_path: Path) -> None:
     """Another kind of file, or a folder that is not there, is an error that says so."""

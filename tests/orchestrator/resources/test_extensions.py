@@ -225,7 +225,7 @@ class TestTemplates:
         assert run(["prompts", "own:review", "--var", "language=Rust"]) == 0
         assert capsys.readouterr().out == "You review Rust.\n"
         disable("own", home)
-        with pytest.raises(ConfigError, match="there is no template 'own:review'"):
+        with pytest.raises(ConfigError, match="unknown template 'own:review'"):
             found.asked("own:review", {"language": "Rust"})
 
 

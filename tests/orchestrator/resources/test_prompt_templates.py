@@ -94,7 +94,7 @@ class TestProviders:
         (tmp_path / "mine" / "one.md").write_text("another")
         with pytest.raises(ConfigError, match=r"two templates 'one'"):
             there.all()
-        with pytest.raises(ConfigError, match="no folder or file"):
+        with pytest.raises(ConfigError, match="/no/where does not exist"):
             TemplateCatalog(PromptConfig(templates=("/no/where",)), tmp_path).all()
 
     def test_a_provider_is_taken_whole_or_not(self, tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ class TestAsked:
         """No such template, with those there are; a variable that it has not; values for no template."""
         there = self.there(tmp_path)
         for name, given, why in (
-            ("grater", {}, "no template 'grater'; there are greeter"),
+            ("grater", {}, "unknown template 'grater'; available: greeter"),
             ("greeter", {"who": "x"}, "no variable 'who'; it has whom, language"),
-            (None, {"whom": "x"}, "no template that it could be for"),
+            (None, {"whom": "x"}, "no template is selected"),
             ("./none.md", {}, "no file ./none.md"),
         ):
             with pytest.raises(ConfigError, match=why):

@@ -184,7 +184,7 @@ class TestProgram:
                 (Skill("A b", "d", "Do."), "skill 'A b': name: 'A b' has capital letters"),
                 (Skill("c", "d" * 1025, "Do."), "skill 'c': description: it has 1025"),
                 (Skill("c", "d", " "), "skill 'c' has no body"),
-                (Skill("c", "d", "Do.", files={"../x": ""}), "'../x' is no path of a file below its folder"),
+                (Skill("c", "d", "Do.", files={"../x": ""}), "invalid path '../x': it must be a relative path"),
                 ("c", "a skill is a Skill, or something that has skills"),
             ):
                 with pytest.raises(ConfigError, match=why):

@@ -142,7 +142,7 @@ def test_an_entry_of_a_later_version_is_shown_as_it_is(session: Path) -> None:
 def test_files_that_are_none_of_ours_are_refused(tmp_path: Path) -> None:
     """A file without a chain, and one that is not there, are errors that say so."""
     (tmp_path / "pi.jsonl").write_text('{"type":"session","version":3,"id":"x"}\n')
-    with pytest.raises(ForeignFileError, match="there is no chain in it"):
+    with pytest.raises(ForeignFileError, match="it has no checksum chain"):
         list(audit(tmp_path / "pi.jsonl"))
     with pytest.raises(StoreError, match="No such file"):
         list(audit(tmp_path / "none.jsonl"))

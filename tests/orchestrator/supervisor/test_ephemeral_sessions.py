@@ -119,7 +119,7 @@ async def test_nothing_of_it_is_on_the_disk(memory: Path, tmp_path: Path, capsys
         assert "archived" in capsys.readouterr().err
         tree = o.supervisor.tree.agents
         assert (tree[agent.id].spec.archival, tree[agent.id].spec.memory) == (None, None)
-        with pytest.raises(ConfigError, match="so nothing of it is archived"):
+        with pytest.raises(ConfigError, match="has no archives, because it was spawned with persist=False"):
             await o.archives.list(agent.id)
         await agent.kill()
         assert not folders[0].exists()

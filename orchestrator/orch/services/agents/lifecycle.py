@@ -36,9 +36,9 @@ async def kill(root: Supervisor, caller: Caller, params: Kill) -> Killed:
     """
     nodes = root.tree.agents
     if params.all and params.refs:
-        raise ConfigError("name agents, or all of them, not both")
+        raise ConfigError("pass either agents or all, not both")
     if not params.all and not params.refs:
-        raise ConfigError("say which agents to kill, or all")
+        raise ConfigError("no agents to kill: pass agents or all")
     if params.all:
         below = nodes if caller.agent_id is None else nodes.subtree(caller.agent_id)[:-1]
         targets = [node for node in below if node.status != "killed"]

@@ -89,7 +89,7 @@ async def ask_all(root: Supervisor, caller: Caller, params: AskAll) -> list[AskA
     Who cannot answer costs the others nothing. Raises ConfigError when nobody is asked.
     """
     if not params.refs:
-        raise ConfigError("say whom to ask: one agent or holder at least")
+        raise ConfigError("no agents to query: pass at least one agent or holder")
     turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def one(ref: str) -> AskAllResult:
@@ -167,7 +167,7 @@ async def wait(root: Supervisor, caller: Caller, params: Wait) -> Waited:
             check_no_cycle(root.tree.agents.pending.values(), caller.agent_id, node)
     wanted = {"any": 1, "all": len(nodes)}.get(str(params.mode), params.mode)
     if not isinstance(wanted, int) or not 1 <= wanted <= len(nodes):
-        raise ConfigError(f"cannot wait for {params.mode!r} of {len(nodes)} agents: any, all, or how many of them")
+        raise ConfigError(f"invalid mode {params.mode!r} for {len(nodes)} agents: use any, all, or a number of agents")
     loop = asyncio.get_running_loop()
     seconds = max(node.spec.limits.turn_seconds for node in nodes) if params.timeout is None else params.timeout
     deadline = loop.time() + seconds
@@ -240,7 +240,7 @@ def ask(
     if not isinstance(params.prompt, str):
         raise ConfigError(f"the prompt for agent {node.spec.name!r} is text, not {type(params.prompt).__name__}")
     if not params.prompt.strip():
-        raise ConfigError(f"the prompt for agent {node.spec.name!r} is empty: say what to do")
+        raise ConfigError(f"the prompt for agent {node.spec.name!r} is empty: write a task or question")
     if params.wake is not None and caller.is_user:
         raise ConfigError("`wake` is for agents: the user's program waits with `wait` or the future")
     return root.ask(
@@ -280,8 +280,7 @@ def _check_own_answer(
         return
     if answer is None or answer.asker != agent.spec.id:
         raise AgentError(
-            f"agent {agent.spec.name!r} may only collect from {node.spec.name!r} what it asked "
-            "itself; submit a query first"
+            f"agent {agent.spec.name!r} can only collect its own queries from {node.spec.name!r}: submit a query first"
         )
 
 

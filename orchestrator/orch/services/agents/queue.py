@@ -84,8 +84,8 @@ def _named(node: AgentRecord, waiting: Sequence[Queued], id: str) -> Queued:
         names = ", ".join(said.id for said in waiting) or "nothing"
         what = f"{len(found)} things wait" if found else "nothing waits"
         raise ConfigError(
-            f"{what} to be heard by agent {node.spec.name!r} under the id {id[:40]!r}: it was heard, taken back, or "
-            f"never said; there waits {names}"
+            f"{what} for agent {node.spec.name!r} under the id {id[:40]!r}: it was delivered or removed, or never "
+            f"existed. Waiting: {names}"
         )
     return found[0]
 

@@ -177,7 +177,7 @@ def describe(
     home = home or sessions.parent
     persist = request.persist and (parent is None or parent.persist)
     if not request.task.strip():
-        raise ConfigError("an agent needs a task: say in a sentence what it is for")
+        raise ConfigError("the task of the agent is empty: describe its purpose in one sentence")
     check_name(request.name)
     folder = _folder(request.cwd, parent)
     extensions = _extensions(request, parent, config, home, folder)

@@ -37,7 +37,7 @@ async def steer(root: Supervisor, caller: Caller, params: SteerAgent) -> AgentSt
     """Say something to an agent that works. Raises AgentError."""
     node = find_agent(root, caller, params.ref, "steer")
     if not params.text.strip():
-        raise ConfigError(f"there is nothing to say to agent {node.spec.name!r}: the text is empty")
+        raise ConfigError(f"the message to agent {node.spec.name!r} is empty")
     if params.follow_up and node.pending is None:
         return AgentSteered(node.spec.id, query_id=root.ask(node, params.text, asker=caller.agent_id, stays=True))
     steer_id: str = root.handle(events.QueueSteering(node.spec.id, new_id(), scrub(params.text), params.follow_up))

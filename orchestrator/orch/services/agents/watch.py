@@ -34,7 +34,7 @@ async def watch(root: Supervisor, caller: Caller, params: WatchAgent, watcher: W
     """
     node = await find_agent_or_holder(root, caller, params.ref, "watch", "control")
     if watcher is None:
-        raise ConfigError(f"nobody is there to be told of the turns of agent {node.spec.name!r}")
+        raise ConfigError(f"cannot watch agent {node.spec.name!r}: this connection has no event receiver")
     id, key = node.spec.id, new_id()
     if params.messages > 0:
         watcher(await _spoken(root, node, params.messages))

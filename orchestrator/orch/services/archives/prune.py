@@ -50,7 +50,7 @@ def seconds_of(older: float | str) -> float:
         return float(match[1]) * UNITS[match[2]]
     if isinstance(older, (int, float)) and not isinstance(older, bool) and 0 <= older < float("inf"):
         return float(older)
-    raise ConfigError(f"{older!r} is no age: a number of seconds, or a text such as 90m, 12h, 30d, 8w")
+    raise ConfigError(f"invalid age {older!r}: use a number of seconds, or a string such as 90m, 12h, 30d, 8w")
 
 
 async def _planned(root: Supervisor, owners: Iterable[AgentRecord], before: str) -> PrunedArchives:

@@ -79,7 +79,7 @@ async def search_archive(root: Supervisor, caller: Caller, params: SearchArchive
     """Return the places in archives in sight where the query stands, or what resembles it. Raises ConfigError."""
     check_search(params.query, params.limit)
     if not params.query.strip():
-        raise ConfigError("the query is empty: say what to look for")
+        raise ConfigError("the query is empty: pass search terms")
     limit = max(1, min(params.limit, MOST_HITS))
     owners = [each for each in await _owners(root, caller, params.ref) if not is_hidden_from(root, caller, each)]
     searches = [root.archives.search(owner.spec, params.query, limit) for owner in owners]
@@ -230,9 +230,7 @@ async def _holder(root: Supervisor, caller: Caller, ref: str, scope: Scope = "as
             among = root.tree.agents
             await _look(root, [among[id] for id in sorted(among.unlooked | among.alive.keys())])
         if matching():
-            raise AmbiguousRefError(
-                f"{ref!r} is too little of an archive's id: type {LEAST_PREFIX} characters of it or more"
-            )
+            raise AmbiguousRefError(f"archive id {ref!r} is too short: type at least {LEAST_PREFIX} characters")
         if not caller.is_user:
             raise AgentNotFoundError(f"no archive {ref[:80]!r} of yours: search_archive finds the ids there are")
         raise AgentNotFoundError(f"no archive {ref[:80]!r}: `orch archive list` shows those there are")
@@ -269,15 +267,11 @@ def owners_in_sight(root: Supervisor, caller: Caller, ref: str | None) -> Sequen
     else:
         node = find_agent(root, caller, ref, "use archives of", "read")
         if node.is_holder:
-            raise ConfigError(
-                f"{ref!r} is an archive, not an agent that has some; `orch archive read` shows what it holds"
-            )
+            raise ConfigError(f"{ref!r} is an archive, not an agent with archives; read it with `orch archive read`")
         if node.deleted:
             raise node.refusal()
         if not node.spec.persist:
-            raise ConfigError(
-                f"nothing of agent {node.spec.name!r} is kept (persist=False), so nothing of it is archived"
-            )
+            raise ConfigError(f"agent {node.spec.name!r} has no archives, because it was spawned with persist=False")
         top = nodes.subtree(node.spec.id)
     there = [node for node in top if node.spec.id in may_have and not node.deleted]
     return [node for node in there if node.spec.archival is not None or node.archives]

@@ -89,7 +89,7 @@ async def keep_local(root: Supervisor, caller: Caller, node: AgentRecord) -> Non
     try:
         backend = await local_model(root, node.spec.backend, node.spec.id)
     except ConfigError as error:
-        raise ConfigError(f"agent {node.spec.name!r} may not be told that: it is for a local model. {error}") from error
+        raise ConfigError(f"cannot send local-only content to agent {node.spec.name!r}: {error}") from error
     _keep(root, node, backend)
 
 

@@ -73,7 +73,7 @@ async def chosen(root: Supervisor, spec: AgentSpec, model: str) -> str:
     if not model.strip():
         raise ConfigError("which model is to answer? Write PROVIDER:MODEL, or local; `orch models` lists them")
     if parse_model(model).provider == "scripted":
-        raise ConfigError("a script is no model to choose: it is given to an agent when that is spawned")
+        raise ConfigError("cannot switch to a scripted model: pass the script when the agent is spawned")
     backend = await _asked(root, spec, model)
     if spec.local and is_remote(backend):
         raise ConfigError(f"{model!r} is not on this machine, and this conversation is for local models alone")

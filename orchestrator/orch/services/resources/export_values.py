@@ -71,6 +71,6 @@ def _without_process(spec: AgentSpec, name: str) -> ValueInfo:
     if SPELLING.fullmatch(name.strip()):
         return stored_value(context, name)
     raise NoValueError(
-        f"agent {spec.name!r} ({spec.id}) has no process now, and what its code had bound went with it: let the agent "
-        f"make {name!r} anew; what is under handles is there"
+        f"agent {spec.name!r} ({spec.id}) has no process, so its Python variables are lost: let the agent "
+        f"create {name!r} again. Values under handles are available"
     )

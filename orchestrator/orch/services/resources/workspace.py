@@ -115,7 +115,9 @@ def _found(there: Workspace, names: Iterable[str]) -> tuple[str, ...]:
     for name in names:
         meant = resolve_names(there, name)
         if not meant:
-            raise EntryNotFoundError(f"there is no {name[:80]!r} in it; `orch workspace list` shows what there is")
+            raise EntryNotFoundError(
+                f"no entry {name[:80]!r} in the workspace; list entries with `orch workspace list`"
+            )
         if len(meant) > 1:
             raise AmbiguousRefError(f"{name[:80]!r} may be any of {', '.join(meant)}: write the whole name")
         found += meant

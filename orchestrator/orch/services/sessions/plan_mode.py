@@ -44,6 +44,6 @@ async def set_plan_mode(root: Supervisor, caller: Caller, params: SetPlanMode) -
         raise AgentBusyError(str(error)) from error
     id = node.spec.id
     if root.tree.agents[id].running:
-        raise AgentBusyError(f"agent {node.spec.name!r} ({id}) was asked meanwhile: wait for that, and try again")
+        raise AgentBusyError(f"agent {node.spec.name!r} ({id}) received a query: wait until it ends, then retry")
     root.handle(events.StartPlan(id, new_id()) if params.on else events.ApprovePlan(id))
     return row(root, root.tree.agents[id])

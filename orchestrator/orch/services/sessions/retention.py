@@ -118,7 +118,9 @@ def _end(root: Supervisor, node: AgentRecord) -> None:
     """Kill an agent that is asleep, with all below it. Raises AgentBusy when somebody has woken one of them."""
     for each in root.tree.agents.subtree(node.spec.id):
         if not each.is_holder and (each.running or each.pending is not None or each.status not in (*OVER, *ASLEEP)):
-            raise AgentBusy(f"agent {each.spec.name!r} ({each.spec.id}) was asked meanwhile: its session stays")
+            raise AgentBusy(
+                f"session of agent {each.spec.name!r} ({each.spec.id}) was not deleted: the agent received a query"
+            )
     root.handle(events.KillRequested((node.spec.id,), "the user"))
 
 

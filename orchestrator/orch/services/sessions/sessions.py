@@ -121,7 +121,7 @@ def session_of(root: Supervisor, caller: Caller, ref: str, action: str, scope: S
     """Return the agent that `ref` means to `caller`, which is no holder. Raises AgentError, ConfigError."""
     node = find_agent(root, caller, ref, action, scope)
     if node.is_holder:
-        raise ConfigError(f"{ref!r} is an archive, and no session of its own; `orch archive read` shows what it holds")
+        raise ConfigError(f"{ref!r} is an archive without a session; read it with `orch archive read`")
     if node.deleted:
         raise node.refusal()
     return node
@@ -247,9 +247,9 @@ def _resolved(spec: AgentSpec, params: ChangeSession) -> tuple[SessionEdit, str 
     elif isinstance(change, SetLabel):
         change = check_label(outline, change)
     elif isinstance(change, AddMessage) and not change.text.strip():
-        raise ConfigError("there is nothing to tell the model: the text is empty")
+        raise ConfigError("the message is empty")
     elif isinstance(change, SetMetadata) and not change.custom_type.strip():
-        raise ConfigError("what is kept needs a kind, by which it is found: the kind is empty")
+        raise ConfigError("custom_type is empty: pass a name to find the entry by")
     elif isinstance(change, SetMetadata) and change.custom_type in OWN:
         raise ConfigError(f"under {change.custom_type!r} sessions have what orch itself keeps: choose another kind")
     return SessionEdit(new_entry_id(outline.lineage.places), change), text, to_be

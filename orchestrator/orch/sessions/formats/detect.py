@@ -44,7 +44,7 @@ def read_conversation(path: Path, which: int | None = None, *, repair: bool = Fa
     """
     found = read_file(path, repair=repair)
     if which is None and len(found) > 1:
-        raise ConfigError(f"{path} holds {len(found)} conversations: say which, from 1 to {len(found)}")
+        raise ConfigError(f"{path} holds {len(found)} conversations: choose one by number, from 1 to {len(found)}")
     if not 1 <= (which or 1) <= len(found):
         raise ConfigError(f"{path} has no number {which}: conversations in it: {len(found)}")
     return found[(which or 1) - 1]
@@ -101,7 +101,7 @@ def _document(data: bytes, lines: int, reading: Reading) -> Any:
     if value is None and head == b"[":
         raise DamagedError(f"{reading.path} is not a whole JSON array: {_why(data)}. Mend it, or fetch it again")
     if value is None and lines > 1 and not any(isinstance(decoded(line), dict) for _, line in lines_of(data)):
-        raise DamagedError(f"{reading.path} is neither whole JSON nor lines of it: {_why(data)}")
+        raise DamagedError(f"{reading.path} is neither valid JSON nor JSON Lines: {_why(data)}")
     return None if isinstance(value, dict) and messages_in(value) is None else value
 
 

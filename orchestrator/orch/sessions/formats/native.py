@@ -55,7 +55,7 @@ def read_own(data: bytes, reading: Reading) -> ImportedSession:
         reading.mended(f"line {found[whole][0]} begins a write that was never finished: it is left out")
     del found[whole:]
     if header is None and not found:
-        raise reading.foreign("no line of it is one of a session of ours")
+        raise reading.foreign("no line belongs to an orch session")
     if header is None:
         reading.fault(lines[0][0], "should be the header, and is none", "the file is read without one")
     elif header.version > SESSION_VERSION:

@@ -163,7 +163,10 @@ def test_settings_override_the_profile() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"high_tokens": 100, "low_tokens": 101}, "low_tokens = 101 lies above archival.high_tokens, which is 100"),
+        (
+            {"high_tokens": 100, "low_tokens": 101},
+            "low_tokens = 101 is greater than archival.high_tokens, which is 100",
+        ),
         ({"profile": "economy", "low_tokens": 30_000}, "which the profile 'economy' has 20000"),
     ],
 )

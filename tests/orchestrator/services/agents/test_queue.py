@@ -53,7 +53,7 @@ async def test_what_waits_is_listed_and_taken_back_by_id(tmp_path: Path) -> None
             (late, "then sum up", True),
         ]
         assert [each.text for each in await agent.queue.clear(two[:6])] == ["in French"]
-        with pytest.raises(ConfigError, match="nothing waits to be heard by agent 'agent-1'"):
+        with pytest.raises(ConfigError, match="nothing waits for agent 'agent-1'"):
             await agent.queue.clear(two)
         gate.open.set()
         await asked

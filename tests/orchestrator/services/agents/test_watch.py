@@ -200,5 +200,5 @@ async def test_watching_needs_somebody_to_tell(tmp_path: Path) -> None:
     """A watch that tells nobody is refused at once rather than waited for."""
     async with opened(tmp_path) as world:
         agent = await world.spawn("t", backend=ScriptedBackend(["x"]))
-        with pytest.raises(ConfigError, match="nobody is there to be told"):
+        with pytest.raises(ConfigError, match="this connection has no event receiver"):
             await call(world.supervisor, USER, WATCH, WatchAgent(agent.id))

@@ -48,7 +48,7 @@ async def test_too_little_of_an_id_is_told_so(tmp_path: Path) -> None:
         agent = await o.scripted("one")
         holder = (await agent.query("go")).archived_to or ""
         for length in range(1, 4):
-            with pytest.raises(AmbiguousRefError, match="too little of an archive's id: type 4 characters"):
+            with pytest.raises(AmbiguousRefError, match="is too short: type at least 4 characters"):
                 await o.archives.read(holder[:length])
         assert len(await o.archives.read(holder[:4])) == 2
         with pytest.raises(AgentNotFoundError, match="no archive 'zz'"):

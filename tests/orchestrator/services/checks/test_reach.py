@@ -226,7 +226,7 @@ async def test_peer_can_be_asked_and_nothing_else(tmp_path: Path) -> None:
             with pytest.raises(AgentNotFoundError):
                 await call(world.supervisor, AgentCaller(asker.id), SERVICES[service], params)
         peer.submit("go")
-        with pytest.raises(AgentError, match="may only collect from 'reader' what it asked itself"):
+        with pytest.raises(AgentError, match="can only collect its own queries from 'reader'"):
             await ask_root(world, asker.id, "collect", Collect(peer.id))
         with pytest.raises(AgentNotFoundError):
             await call(world.supervisor, AgentCaller(peer.id), QUERY, QueryAgent(asker.id, "back"))

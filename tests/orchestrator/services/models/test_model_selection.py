@@ -119,7 +119,7 @@ async def test_what_cannot_be_chosen_is_refused_and_changes_nothing(tmp_path: Pa
             ("nowhere:model", "unknown provider 'nowhere'"),
             ("moonshot:kimi-k3", "needs a key"),
             ("", "which model is to answer"),
-            ("scripted", "given to an agent when that is spawned"),
+            ("scripted", "pass the script when the agent is spawned"),
         ]:
             with pytest.raises(ConfigError, match=why):
                 await agent.set_model(model)

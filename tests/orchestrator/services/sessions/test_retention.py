@@ -267,7 +267,7 @@ async def test_what_nobody_asked_for_long_is_ended_and_deleted_where_that_is_wan
             await until(lambda: world.supervisor.tree.agents[woken.id].running)  # it may have answered by now
         pruned = await pruning
         assert [row.id for row in pruned.sessions] == [asleep.id]
-        assert "was asked meanwhile: its session stays" in pruned.busy[woken.id]
+        assert "was not deleted: the agent received a query" in pruned.busy[woken.id]
         assert (await asked).text == "a word"
         with pytest.raises(SessionDeletedError):
             await (await world.get(asleep.id)).query("?")

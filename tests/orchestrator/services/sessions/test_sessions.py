@@ -193,7 +193,7 @@ async def test_nothing_goes_to_where_nothing_is(tmp_path: Path) -> None:
         for label, what in (("root", "the beginning"), (answer.id, "an entry")):
             with pytest.raises(ConfigError, match=f"'{label}' means {what} already"):
                 await agent.session.label(first.id, f" {label} ")
-        with pytest.raises(ConfigError, match="the text is empty"):
+        with pytest.raises(ConfigError, match="the message is empty"):
             await agent.session.add_message(" ")
         assert (await agent.session.tree()).count == before + 1
 
@@ -315,7 +315,7 @@ async def test_programs_keep_data_with_the_way_that_a_conversation_goes(tmp_path
         ):
             with pytest.raises(ConfigError, match=why):
                 await agent.session.set_meta("state", data)
-        with pytest.raises(ConfigError, match="the kind is empty"):
+        with pytest.raises(ConfigError, match="custom_type is empty"):
             await agent.session.set_meta(" ", 1)
         for kind in ("workspace", "skill", "orch.hooks"):
             with pytest.raises(ConfigError, match=f"'{kind}' sessions have what orch itself keeps"):

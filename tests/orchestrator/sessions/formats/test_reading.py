@@ -365,7 +365,7 @@ class TestPlain:
     def test_several_conversations_in_one_file(self, tmp_path: Path) -> None:
         """Which one is meant has to be said."""
         path = dump_lines(tmp_path / "m.jsonl", [{"messages": chat(1)}, {"messages": chat(2)}])
-        with pytest.raises(ConfigError, match="holds 2 conversations: say which, from 1 to 2"):
+        with pytest.raises(ConfigError, match="holds 2 conversations: choose one by number, from 1 to 2"):
             read_conversation(path)
         assert len(read_conversation(path, 2).entries) == 9
         with pytest.raises(ConfigError, match="no number 3"):

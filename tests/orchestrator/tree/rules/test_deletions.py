@@ -304,7 +304,7 @@ def test_an_age(text: Any, seconds: float) -> None:
 @pytest.mark.parametrize("text", ["", "30", "d", "30 dogs", "-1d", -1, float("nan"), float("inf"), True, None, [1]])
 def test_no_age(text: Any) -> None:
     """Anything else is told what an age is."""
-    with pytest.raises(ConfigError, match=r"is no age: .*30d"):
+    with pytest.raises(ConfigError, match=r"invalid age .*30d"):
         seconds_of(text)
 
 
