@@ -102,9 +102,9 @@ class TestProviders:
         there = TemplateCatalog(PromptConfig(), tmp_path)
         assert there.add(InMemory({"a": "A"})) == ("a",)
         for bad, why in (
-            ({"b": "B", "c": "{{"}, "no variable"),
+            ({"b": "B", "c": "{{"}, "invalid variable"),
             ({"b": "B", "a": "A"}, "already"),
-            ({"b c": "B"}, "no name"),
+            ({"b c": "B"}, "invalid template name"),
         ):
             with pytest.raises(ConfigError, match=why):
                 there.add(InMemory(bad))
@@ -133,7 +133,7 @@ class TestAsked:
             ("grater", {}, "unknown template 'grater'; available: greeter"),
             ("greeter", {"who": "x"}, "no variable 'who'; it has whom, language"),
             (None, {"whom": "x"}, "no template is selected"),
-            ("./none.md", {}, "no file ./none.md"),
+            ("./none.md", {}, "template file ./none.md"),
         ):
             with pytest.raises(ConfigError, match=why):
                 there.asked(name, given)
