@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
+from orch_protocol.agent.spec import AgentSpec, WorkerPaths
 from orch_protocol.core.errors import SandboxError
 from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.policy.sandbox import (
     BY_NAME_ONLY,
-    COMMANDS,
     IN_WORKER,
+    RUN_CODE,
     Level,
     SandboxConfig,
     SandboxSpec,
     ToolLimits,
 )
+from orch_worker.policy.taint import labels_file
 
 if TYPE_CHECKING:
     from orch_worker.sandbox.probe import AvailableLevels
@@ -30,6 +34,7 @@ __all__ = [
     "stricter",
     "with_hidden_paths",
     "with_minimum_level",
+    "worker_paths",
 ]
 
 EXPOSED = (
@@ -107,16 +112,50 @@ def with_hidden_paths(
 ) -> tuple[SandboxSpec, str]:
     """Return `spec` with whether paths can be hidden from the commands of `tools`, and what to report if not.
 
-    The machine is not asked for tools that run no code. For `run_python` it is asked only when there are denied paths:
-    they decide whether the tool is offered.
+    The machine is not asked for tools that run no code.
     """
-    if COMMANDS.isdisjoint(tools) and not (policy.denied_paths and IN_WORKER in tools):
+    if RUN_CODE.isdisjoint(tools):
         return spec, ""
     why = missing()
     if not why:
         return replace(spec, covers_paths=True), ""
     what = REFUSED if policy.require_denied_paths and policy.denied_paths else EXPOSED
     return replace(spec, covers_paths=False), f"{BY_NAME_ONLY} ({why}): {what}"
+
+
+def worker_paths(spec: AgentSpec, orch_folders: tuple[str, ...], spool: Path, address: str) -> WorkerPaths | None:
+    """Return the paths for the mount namespace of the agent's worker, None when it runs no code of the agent.
+
+    `spool` is the folder for large messages, `address` that of the root's socket.
+    """
+    sandbox, rules = spec.sandbox, spec.policy.rules
+    if IN_WORKER not in spec.active or sandbox.of(IN_WORKER) > "L0" or not sandbox.covers_paths:
+        return None
+    own = [os.fspath(spool), os.fspath(labels_file(Path(spec.folder)).parent)]
+    if spec.memory is not None:
+        own.append(spec.memory.folder)
+    if spec.hooks.load and spec.hooks.options.evidence:
+        own.append(spec.hooks.options.evidence)
+    shown = [address.removeprefix("ipc://"), spec.hooks.switches]
+    for place in (os.path.expanduser(hook.rpartition(":")[0] or hook) for hook in spec.hooks.load):
+        if place.endswith(".py"):
+            shown += (place, os.path.dirname(place))
+    for extension in spec.extensions:
+        shown += (extension.path, extension.trust)
+    for skill in spec.skills.skills:
+        shown += (skill.path, skill.trust, skill.trusted)
+    return WorkerPaths(
+        cwd=spec.cwd,
+        folder=spec.folder,
+        home=spec.env.get("HOME", ""),
+        orch_folders=orch_folders,
+        denied=rules.denied_paths,
+        required=rules.require_denied_paths and bool(rules.denied_paths),
+        read=sandbox.read,
+        write=sandbox.write,
+        own=tuple(own),
+        shown=tuple(dict.fromkeys(path for path in shown if os.path.isabs(path))),
+    )
 
 
 def _here(

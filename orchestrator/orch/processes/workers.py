@@ -16,6 +16,7 @@ from orch_protocol.agent.spec import WorkerBirth
 from orch_protocol.core.ids import new_id, new_token
 from orch_protocol.wire.worker_messages import EmptyBody
 
+from ..policy.sandbox import worker_paths
 from ..tree.agents.state import AgentRecord, TreeState
 from ..tree.rules.exit_reasons import STUCK
 from .base import Launcher, LaunchRequest, WorkerProcess
@@ -44,7 +45,7 @@ class WorkerExit(NamedTuple):
 class Workers:
     """The processes of the agents in `nodes`, on the running event loop.
 
-    `logs` is the folder of their logs, `keys` returns what an agent's get by their birth pipes. `on_failed` is called
+    `logs` is the folder of their logs, `orch_folders` what is hidden from code that runs in them, `keys` returns what an agent's get by their birth pipes. `on_failed` is called
     with id, incarnation, reason and whether its time was over when there was to be a process and is none, `on_ended`
     with id and incarnation when one has ended; neither once `close` was called.
     """
@@ -58,6 +59,7 @@ class Workers:
         logs: Path,
         keys: Callable[[str], dict[str, str]],
         holds: SessionHolds,
+        orch_folders: tuple[str, ...],
         on_failed: Callable[[str, int, str, bool], object],
         on_ended: Callable[[str, int], object],
     ) -> None:
@@ -69,6 +71,7 @@ class Workers:
         self._logs = logs
         self._keys = keys
         self._holds = holds
+        self._orch_folders = orch_folders
         self._on_failed = on_failed
         self._on_ended = on_ended
         self._peers: dict[str, WorkerConnection] = {}
@@ -118,7 +121,9 @@ class Workers:
             incarnation=incarnation,
             ident=ident,
             address=self.board.address,
-            birth=WorkerBirth(token, self._keys(id)),
+            birth=WorkerBirth(
+                token, self._keys(id), worker_paths(node.spec, self._orch_folders, peer.spool, self.board.address)
+            ),
             template=node.spec.template,
             log=str(self.log(id)),
             spool=str(peer.spool),
@@ -130,6 +135,10 @@ class Workers:
         """Return the line to the agent's process, if it is up."""
         peer = self._peers.get(id)
         return peer if peer is not None and peer.trusted else None
+
+    def spool(self, id: str) -> Path:
+        """Return the folder through which large messages pass to and from the agent's process. Raises KeyError."""
+        return self._peers[id].spool
 
     def agent_of(self, pid: int) -> str | None:
         """Return the id of the agent whose worker is the process `pid`, None when there is no such worker.

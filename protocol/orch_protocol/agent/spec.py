@@ -32,6 +32,7 @@ __all__ = [
     "Template",
     "ToolSpec",
     "WorkerBirth",
+    "WorkerPaths",
 ]
 
 Durability: TypeAlias = Literal["process", "power"]
@@ -196,11 +197,32 @@ class AgentSpec(Struct, frozen=True):
         return tuple(name for name in self.grant if name not in self.withdrawn)
 
 
+class WorkerPaths(Struct, frozen=True):
+    """Paths for the mount namespace of a worker that runs its agent's code: orch's folders and denied paths are hidden.
+
+    `folder` is the agent's session folder, `cwd` its working folder, `home` its HOME. `read` and `write` are the
+    sandbox's; denied names are looked for below `cwd` and these. `own` and `shown` are files and folders of orch that
+    the worker writes or reads; folders in `own` are created. With `required` the worker ends if hiding fails.
+    """
+
+    cwd: str
+    folder: str
+    home: str = ""
+    orch_folders: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+    required: bool = False
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+
+
 class WorkerBirth(Struct, frozen=True):
     """What a worker reads from its birth pipe: the token for its Hello, and the keys of its providers.
 
-    Never in argv, environment, transcript or log.
+    Never in argv, environment, transcript or log. `paths` is None for a worker without a mount namespace.
     """
 
     token: bytes
     keys: dict[str, str] = {}
+    paths: WorkerPaths | None = None

@@ -11,6 +11,7 @@ __all__ = [
     "COMMANDS",
     "IN_WORKER",
     "LEVELS",
+    "RUN_CODE",
     "WORDS",
     "Level",
     "SandboxConfig",
@@ -38,6 +39,9 @@ BY_NAME_ONLY: Final = "denied paths: by name only"
 
 IN_WORKER: Final = "run_python"
 """The tool that runs code in the worker itself, where no level can hold it: it is there at L0 alone."""
+
+RUN_CODE: Final = COMMANDS | {IN_WORKER}
+"""Tools that run commands or code of the agent's choice."""
 
 Limit = Annotated[int, Meta(ge=1, le=10**9)]
 

@@ -30,6 +30,7 @@ from orch_protocol.core.taint import (
 from orch_protocol.policy.policy import Verdict
 from orch_protocol.policy.sandbox import SandboxSpec
 
+from ..session.log.lock import private_folder
 from ..session.transcript import Transcript
 from ..system.atomic_json import file_lock, read, write
 from .rules import JudgedCall, ResolvedRules, matching_rules, operation_of, reachable_rules
@@ -45,6 +46,7 @@ __all__ = [
     "is_trusted_host",
     "judge_taint",
     "label_untrusted",
+    "labels_file",
     "marks_of",
     "nature_of",
     "remember_file_taint",
@@ -259,6 +261,22 @@ LOST: Final = "what agents wrote from then on is followed"
 
 Files = dict[str, tuple[Bit, ...]]
 
+LABELS_FOLDER: Final = ".written"
+LABELS_FILE: Final = ".written.json"
+
+
+def labels_file(session: Path) -> Path:
+    """Return the record of labeled files of the agents whose session folders are beside `session`.
+
+    It is in a folder of its own, which can be mounted. A record written elsewhere before is moved there.
+    """
+    old = session.parent / LABELS_FILE
+    record = session.parent / LABELS_FOLDER / LABELS_FILE
+    if old.exists() and not record.exists():
+        record.parent.mkdir(mode=0o700, exist_ok=True)
+        os.replace(old, record)
+    return record
+
 
 def remember_file_taint(record: Path, paths: Iterable[str], marks: Iterable[TaintLabel], *, whole: bool) -> None:
     """Keep in mind what is in the files at `paths` now; `whole`: nothing of what was there before.
@@ -269,6 +287,7 @@ def remember_file_taint(record: Path, paths: Iterable[str], marks: Iterable[Tain
     real = [os.path.realpath(path) for path in paths]
     if not real or (not bits and not record.exists()):
         return
+    private_folder(record.parent)
     with file_lock(record.with_name(f"{record.name}.lock")):
         files = _files(record)
         before = dict(files)

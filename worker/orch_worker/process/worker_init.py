@@ -96,6 +96,10 @@ def _settle(fork: ForkWorker, pipe: int) -> WorkerBirth:
         os.setpgid(0, 0)
     # What its tools lose falls to this worker, not to the shim: only the end of the worker makes it an orphan.
     linux.become_subreaper()
+    if birth.paths is not None:
+        from .hide_paths import hide_paths  # only here: importing it takes long where nothing was imported before
+
+        hide_paths(birth.paths)
     # Whoever is told to end says where it was, also while a call in C keeps everything else waiting.
     faulthandler.register(signal.SIGTERM, file=2, chain=True)
     protect_memory()

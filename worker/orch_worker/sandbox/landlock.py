@@ -109,20 +109,27 @@ NO_ROOT: Final = 0b11
 LAST_CAPABILITY: Final = 63
 
 
-def give_up() -> None:
-    """Let this thread, and what it starts, have no capability and gain none by any program. Raises OSError."""
+def give_up(keep: int | None = None) -> None:
+    """Let this thread, and what it starts, have no capability but `keep`, and gain none by any program.
+
+    Raises OSError.
+    """
     for capability in range(LAST_CAPABILITY + 1):
+        if capability == keep:
+            continue
         try:
             linux.prctl(PR_CAPBSET_DROP, capability)
         except OSError:
             break  # there are no more of them, or it never had the right to drop one, nor any other
-    for option, argument in ((PR_SET_SECUREBITS, NO_ROOT), (PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)):
+    no_root = ((PR_SET_SECUREBITS, NO_ROOT),) if keep is None else ()  # a kept one must survive the start of a program
+    for option, argument in (*no_root, (PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)):
         try:
             linux.prctl(option, argument)
         except OSError:
             pass  # what it cannot do, it need not do: without new privileges nothing is gained either
     head = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
-    sets = (ctypes.c_uint32 * 6)()
+    kept = 0 if keep is None else 1 << keep
+    sets = (ctypes.c_uint32 * 6)(kept & 0xFFFFFFFF, kept & 0xFFFFFFFF)  # effective, permitted, inheritable; low half
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.capset(head, sets):
         number = ctypes.get_errno()

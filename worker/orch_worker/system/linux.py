@@ -11,6 +11,8 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "exit_status",
     "hide_memory",
     "huge_pages",
+    "keep_parent_death_signal",
     "kill",
     "prctl",
     "reap",
@@ -33,6 +36,7 @@ __all__ = [
 ]
 
 PR_SET_PDEATHSIG: Final = 1
+PR_GET_PDEATHSIG: Final = 2
 PR_SET_DUMPABLE: Final = 4
 PR_SET_CHILD_SUBREAPER: Final = 36
 PIDFD_GET_INFO: Final = 0xC040FF0B
@@ -117,6 +121,20 @@ def die_with_parent(parent: int) -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+
+
+@contextmanager
+def keep_parent_death_signal() -> Iterator[None]:
+    """Restore the signal that the parent's end sends after the block, which changes this process's credentials. Linux.
+
+    A change of credentials clears it. Ends this process if the parent has ended meanwhile and the signal was SIGKILL.
+    """
+    number, parent = ctypes.c_int(0), os.getppid()
+    prctl(PR_GET_PDEATHSIG, ctypes.addressof(number))
+    yield
+    prctl(PR_SET_PDEATHSIG, number.value)
+    if number.value == SIGKILL and os.getppid() != parent:
+        os._exit(1)
 
 
 def start_tied(argv: list[bytes], descriptors: list[int]) -> int:

@@ -24,7 +24,7 @@ from orch_protocol.core.workspace import WorkspaceSpec
 from orch_protocol.hooks.stages import HooksSpec
 from orch_protocol.policy.budget import Budget
 from orch_protocol.policy.policy import EXIT_PLAN, PolicySpec
-from orch_protocol.policy.sandbox import COMMANDS, SandboxConfig, SandboxSpec
+from orch_protocol.policy.sandbox import RUN_CODE, SandboxConfig, SandboxSpec
 from orch_protocol.resources.extensions import ExtensionSpec
 from orch_protocol.resources.memory import MemorySpec
 from orch_protocol.resources.skills import READ_SKILL
@@ -123,7 +123,7 @@ async def spec_of(root: Supervisor, request: Spawn, caller: Caller) -> tuple[Age
         check_priced(backend)
     sandbox, note = _sandbox(request, spec.preset, over, root.config.sandbox)
     unkept = NOT_ARCHIVED if not spec.persist and root.config.archival.enabled else ""
-    if not COMMANDS.isdisjoint(spec.tools):  # elsewhere, since finding out starts a process once
+    if not RUN_CODE.isdisjoint(spec.tools):  # elsewhere, since finding out starts a process once
         await asyncio.get_running_loop().run_in_executor(ASIDE, root.mounts_missing)
     sandbox, by_name = sandboxing.with_hidden_paths(sandbox, spec.tools, root.mounts_missing, spec.policy.rules)
     note = "\n".join(filter(None, (note, by_name, unkept, left_out(skills))))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -48,7 +50,24 @@ async def take_value(root: Supervisor, caller: Caller, params: TakeValue) -> Tak
         reply = node.last.reply if node.last is not None else None
         marks = join_labels(said.marks, reply.marks) if reply is not None else said.marks
         said = replace(said, marks=marks, local=said.local or node.spec.local)
-        return TakenValue(node.spec.id, params.name, str(Path(node.spec.folder) / FOLDER / said.file), said)
+        path = Path(node.spec.folder) / FOLDER / said.file
+        if caller.agent_id is not None:  # the folders of other agents may be hidden from its process
+            path = await root.disk.do(_copy, path, root.workers.spool(caller.agent_id))
+        return TakenValue(node.spec.id, params.name, str(path), said)
+
+
+def _copy(path: Path, spool: Path) -> Path:
+    """Return a copy of the file `path` in `spool`, which whoever asked for it removes. Raises NoValueError."""
+    copy = spool / f"value-{new_id()}"
+    try:
+        spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            os.link(path, copy, follow_symlinks=False)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(path, copy, follow_symlinks=False)
+    except OSError as error:
+        raise NoValueError(f"the file of the value cannot be copied: {error.strerror}") from error
+    return copy
 
 
 async def _exported(root: Supervisor, node: AgentRecord, name: str) -> ValueInfo:

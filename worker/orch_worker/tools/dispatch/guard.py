@@ -31,7 +31,17 @@ from ...policy.rules import (
     passed_over,
     strictest,
 )
-from ...policy.taint import CODE, WEB, CallTaint, is_trusted_host, judge_taint, marks_of, nature_of, tainting_files
+from ...policy.taint import (
+    CODE,
+    WEB,
+    CallTaint,
+    is_trusted_host,
+    judge_taint,
+    labels_file,
+    marks_of,
+    nature_of,
+    tainting_files,
+)
 from ...session.interruption_notes import denied_result, dry_run_result, not_approved, not_yet
 from ..api.base import ToolContext, ToolError, ToolOutput
 from .local_only import LocalOnlyGuard
@@ -39,8 +49,6 @@ from .local_only import LocalOnlyGuard
 __all__ = ["Guard", "GuardDecision"]
 
 PATIENCE_SECONDS: Final = 10.0
-RECORD: Final = ".written.json"
-"""What agents wrote that is followed, beside their sessions; see `written`."""
 TOO_MUCH: Final = Verdict("ask", "any", "its arguments name too much to be looked through")
 WITH_CREDENTIALS: Final = Verdict("ask", "any", "the command can read credentials")
 
@@ -70,7 +78,7 @@ class Guard:
         self._where = where_of(context.cwd, context.env)
         self._context, self._judges = context, _judges(spec, context)
         self._call_root, self._seconds = context.call_root, spec.rules.approval_seconds
-        self._record = None if context.folder is None else context.folder.parent / RECORD
+        self._record = None if context.folder is None else labels_file(context.folder)
         self._spec = spec
         self._began: dict[str, int] = {}
         """When code began that can change files, by its call: where it may hand on what the conversation holds."""
@@ -199,8 +207,8 @@ class Guard:
         since = self._began.pop(call.id, None)
         files = [str(cwd / file) for file in output.files_changed]
         if since is not None:
-            home = self._record.parent
-            files += changed_below(cwd, since, (home, home.parent))
+            sessions = self._record.parent.parent
+            files += changed_below(cwd, since, (sessions, sessions.parent))
         whole = call.name == "write_file" and not call.input.get("append")
         try:
             remember_file_taint(self._record, files, content, whole=whole)

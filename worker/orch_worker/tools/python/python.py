@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from orch_protocol.policy.sandbox import IN_WORKER
 
+from ...sandbox import worker_namespace
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
 from ..shell.sandboxed_exec import mounts_missing
 from ..shell.shell import Seconds, run
@@ -26,11 +27,14 @@ with open("/dev/null") as nothing:
 
 
 def _is_unconfined(context: ToolContext) -> bool:
-    """Whether code may run in the worker itself, where nothing confines it and no path is hidden.
+    """Whether code may run in the worker itself, which is confined at no sandbox level above L0.
 
-    With denied paths: only where there are no mount namespaces and `require_denied_paths` is not set.
+    Where orch's folders and denied paths could not be hidden from the worker, it may not. Where that was not tried, it
+    may without denied paths, or if there are no mount namespaces and `require_denied_paths` is not set.
     """
     policy = context.policy
+    if not context.in_process and (failure := worker_namespace.state()) is not None:
+        return not failure and context.sandbox.of(IN_WORKER) == "L0"
     if policy.denied_paths and (policy.require_denied_paths or not mounts_missing(context)):
         return False
     return context.sandbox.of(IN_WORKER) == "L0"

@@ -65,6 +65,23 @@ class PathCovers:
         """Whether finding out takes no more than a look at a few paths."""
         return not self._policy.denied_paths
 
+    def find_for_worker(self, own: Iterable[str], shown: Iterable[str]) -> HiddenPaths:
+        """Return what to hide from the agent's own process, which writes `own` and reads `shown` of orch's folders.
+
+        Credentials stay readable: commands started with them are descendants of this process. Denied paths at or below
+        `own` and `shown` are left out.
+        """
+        session = () if self._context.folder is None else (os.fspath(self._context.folder),)
+        own = tuple(map(os.path.realpath, (*session, *own)))
+        shown = (*map(os.path.realpath, shown), *map(os.path.realpath, python_folders()))
+        denied = self._denied.find()
+        covers = [
+            Cover(path, _all_below(path, own), _all_below(path, shown))
+            for path in denied.paths
+            if not any(path == each or _is_below(path, each) for each in (*own, *shown))
+        ]
+        return HiddenPaths((*self._orch(own, shown), *covers), (), denied.paths, denied.incomplete)
+
     def find(self, *, credentials: bool) -> HiddenPaths:
         """Return what exists now. With `credentials` commands can read those."""
         denied = self._denied.find()
@@ -72,25 +89,22 @@ class PathCovers:
         covers = (*self._orch(), *secrets, *map(Cover, denied.paths))
         return HiddenPaths(covers, tuple(cover.path for cover in secrets), denied.paths, denied.incomplete)
 
-    def _orch(self) -> Iterator[Cover]:
+    def _orch(self, own: tuple[str, ...] = (), shown: tuple[str, ...] = ()) -> Iterator[Cover]:
         """Yield the folders of orch, without those the agent works in, its scratch folder, skills and Python.
 
+        `own` and `shown` are more that stay visible: to write to, and to read.
         The daemon's socket stays too: what connects from a command acts as the agent.
         """
         if not self._context.orch_folders:
             return  # not in an agent's own process
         scratch = () if self._context.folder is None else (os.path.realpath(self._context.folder / SCRATCH),)
-        writable, readable = (self._cwd, *scratch, *self._writable), self._readable
+        writable, readable = (self._cwd, *scratch, *self._writable, *own), (*self._readable, *shown)
         folders = {os.path.realpath(path) for path in orch_folders(self._context) if path.is_dir()} - {self._cwd}
         for folder in sorted(folders):
             if any(_is_below(folder, other) for other in folders - {folder}):
                 continue
-            shown = dict.fromkeys((*readable, *_control_sockets(folder)))
-            yield Cover(
-                folder,
-                tuple(path for path in dict.fromkeys(writable) if _is_below(path, folder)),
-                tuple(path for path in shown if _is_below(path, folder)),
-            )
+            sockets = tuple(_control_sockets(folder))
+            yield Cover(folder, _all_below(folder, writable), _all_below(folder, (*readable, *sockets)))
 
     def _credentials(self) -> Iterator[Cover]:
         usable = {os.path.realpath(path) for path in absolute_rules(self._policy.usable_credentials, self._where)}
@@ -113,6 +127,10 @@ def _control_sockets(folder: str) -> Iterator[str]:
     """Yield the sockets of daemons in a folder of orch: a command may connect, and is served as its agent."""
     yield from glob.iglob(os.path.join(glob.escape(folder), "daemon", "control.sock"))
     yield from glob.iglob(os.path.join(glob.escape(folder), "*-control.sock"))
+
+
+def _all_below(folder: str, paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(path for path in dict.fromkeys(paths) if _is_below(path, folder))
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -432,6 +432,9 @@ def _keep(values: ValueStore, taken: TakenValue, local: bool) -> StoredValue:
     value = taken.value
     if value.kind not in EXTENSIONS:
         raise NoValueError(f"{taken.name!r} is of a kind that is not known here: {value.kind!r}")
-    data = _tasted(taken)
+    try:
+        data = _tasted(taken)
+    finally:
+        Path(taken.path).unlink(missing_ok=True)  # a copy, made for this agent
     note = HandleMetadata(value.type, value.extent, value.size, value.lines, local=local or value.local)
     return values.adopt(value.kind, data, note, bits=bits_in(inherited_labels(value.marks, taken.id)))
