@@ -53,11 +53,11 @@ class TestTaking:
     """What an agent gets."""
 
     async def test_it_is_a_handle_here(self, tmp_path: Path) -> None:
-        """The marker names the handle, what it is, and whose it was; the value is there without the file it is from."""
+        """The marker names the handle, what it is, and whose it was. The file it is from, a copy, is removed."""
         context = parent(tmp_path, taken(tmp_path))
         text = await adopt_value(context, "a2", "rows", local=False)
         assert text.splitlines()[:2] == ["rows of agent a2 is kept here:", "[.h_001: list, 2 items, 88 bytes"]
-        (tmp_path / "value").unlink()
+        assert not (tmp_path / "value").exists()
         assert context.own(ValueStore).load(".h_001") == [1, 2]
 
     async def test_what_it_brings_along(self, tmp_path: Path) -> None:
