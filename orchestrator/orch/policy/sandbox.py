@@ -38,7 +38,8 @@ __all__ = [
 ]
 
 EXPOSED = (
-    "commands can read denied files, credentials and the files of orch itself by other means, and so can run_python"
+    "commands can read denied files, credentials and the files of orch itself by other means, and so can run_python, "
+    "which is not offered beside denied paths"
 )
 REFUSED = "commands are refused, and run_python is not offered"
 LEFT_OUT = (

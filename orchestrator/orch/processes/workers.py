@@ -45,9 +45,10 @@ class WorkerExit(NamedTuple):
 class Workers:
     """The processes of the agents in `nodes`, on the running event loop.
 
-    `logs` is the folder of their logs, `orch_folders` what is hidden from code that runs in them, `keys` returns what an agent's get by their birth pipes. `on_failed` is called
-    with id, incarnation, reason and whether its time was over when there was to be a process and is none, `on_ended`
-    with id and incarnation when one has ended; neither once `close` was called.
+    `logs` is the folder of their logs, `keys` returns what an agent's get by their birth pipes, `orch_folders` are
+    hidden from the code that agents run in them. `on_failed` is called with id, incarnation, reason and whether its
+    time was over when there was to be a process and is none, `on_ended` with id and incarnation when one has ended;
+    neither once `close` was called.
     """
 
     def __init__(

@@ -31,6 +31,7 @@ from ..policy.taint import TaintLabels
 from ..prompt.builder import PromptBuilder
 from ..prompt.instructions import first_prompt
 from ..prompt.project_scan import ProjectScan
+from ..sandbox import worker_namespace
 from ..session.interruption_notes import mark_of
 from ..session.plan import TaskList
 from ..session.transcript import Transcript
@@ -182,7 +183,12 @@ class Runtime:
         """
         session, info = self.transcript.session, self.backend.info()
         missing = self.transcript.missing_lines(acknowledged) if acknowledged is not None else ""
-        damage = [self.transcript.repaired, f"{self.transcript.path}: {missing}" if missing else ""]
+        failure = "" if self.context.in_process else worker_namespace.state()
+        damage = [
+            self.transcript.repaired,
+            f"{self.transcript.path}: {missing}" if missing else "",
+            worker_namespace.NOT_OFFERED.format(failure) if failure else "",
+        ]
         return Ready(
             entries=len(session.entries),
             interrupted=session.interrupted,

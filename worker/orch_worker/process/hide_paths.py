@@ -11,7 +11,7 @@ from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.policy.sandbox import SandboxSpec
 
 from ..sandbox import worker_namespace
-from ..system.files import cause
+from ..system.files import error_text
 from ..tools.api.base import ToolContext
 from ..tools.shell.path_covers import PathCovers
 
@@ -23,7 +23,7 @@ def hide_paths(paths: WorkerPaths) -> None:
     try:
         _hide(paths)
     except OSError as error:
-        why = f"{cause(error)}: {error.filename}" if error.filename else cause(error)
+        why = f"{error_text(error)}: {error.filename}" if error.filename else error_text(error)
         if paths.required:
             raise SystemExit(f"policy.require_denied_paths is set, and denied paths cannot be hidden: {why}") from error
         worker_namespace.mark_failed(why)

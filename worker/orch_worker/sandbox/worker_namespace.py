@@ -11,10 +11,11 @@ from ..system import linux
 from . import landlock
 from .launcher import Cover, hide
 
-__all__ = ["enter", "is_covered", "mark_failed", "state"]
+__all__ = ["NOT_OFFERED", "enter", "mark_failed", "state"]
 
 CAP_SETFCAP: Final = 31
 """Needed to map the superuser into the namespaces of commands. It has no effect on files outside the namespace."""
+NOT_OFFERED: Final = "run_python is not offered: orch's folders and denied paths cannot be hidden from it: {}"
 
 _failure: str | None = None
 
@@ -35,16 +36,9 @@ def mark_failed(why: str) -> None:
     """Record that hiding failed: code of the agent must not run in this process."""
     global _failure
     _failure = why
-    print(
-        f"run_python is not offered: orch's folders and denied paths cannot be hidden from it: {why}", file=sys.stderr
-    )
+    print(NOT_OFFERED.format(why), file=sys.stderr)
 
 
 def state() -> str | None:
     """Return "" when paths are hidden from this process, why not when that failed, None when it was not tried."""
     return _failure
-
-
-def is_covered() -> bool:
-    """Return whether orch's folders and denied paths are hidden from this process."""
-    return _failure == ""

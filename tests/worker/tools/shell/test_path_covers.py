@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from orch_protocol.policy.policy import PolicyConfig
 from orch_protocol.policy.sandbox import SandboxSpec
-from orch_worker.sandbox import bubblewrap
+from orch_worker.sandbox import bubblewrap, worker_namespace
 from orch_worker.sandbox.launcher import Cover
 from orch_worker.tools.api.base import ToolContext, ToolError
 from orch_worker.tools.python.python import run_python
@@ -163,24 +163,47 @@ async def test_more_denied_files_than_can_be_hidden_are_refused_where_required(
 
 
 @pytest.mark.parametrize(
-    ("covers_paths", "denied", "required", "offered"),
+    ("state", "in_process", "denied", "offered"),
     [
-        (True, (), False, True),
-        (True, ("*.pem",), False, False),
-        (False, ("*.pem",), False, True),
-        (False, (), False, True),
-        (True, ("*.pem",), True, False),
-        (False, ("*.pem",), True, False),
-        (False, (), True, True),
+        ("", False, (), True),
+        ("", False, ("*.pem",), True),
+        ("it failed", False, (), False),
+        ("it failed", False, ("*.pem",), False),
+        (None, False, (), True),
+        (None, False, ("*.pem",), False),
+        ("", True, ("*.pem",), False),
+        ("it failed", True, (), True),
     ],
 )
-def test_run_python_is_not_offered_beside_denied_paths_that_are_hidden_or_required(
-    context: ToolContext, covers_paths: bool, denied: tuple[str, ...], required: bool, offered: bool
+def test_run_python_is_offered_beside_denied_paths_only_when_they_are_hidden_from_the_worker(
+    context: ToolContext,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str | None,
+    in_process: bool,
+    denied: tuple[str, ...],
+    offered: bool,
 ) -> None:
-    """It runs in the agent's own process, from which nothing is hidden."""
-    policy = PolicyConfig(denied_paths=denied, require_denied_paths=required)
-    given = replace(context, sandbox=SandboxSpec(covers_paths=covers_paths), policy=policy)
+    """The worker's state is that of its process: an agent in the program's process has none."""
+    monkeypatch.setattr(worker_namespace, "_failure", state)
+    given = replace(context, policy=PolicyConfig(denied_paths=denied), in_process=in_process)
     assert (run_python.missing(given) == "") is offered
+
+
+def test_worker_keeps_its_session_and_what_it_reads_visible(context: ToolContext) -> None:
+    """Also below a denied folder; credentials are not hidden from it."""
+    orch = context.cwd.parent / "orch"
+    for name in ("memory", "evidence"):
+        (orch / name).mkdir()
+    (orch / "hooks.json").write_text("{}")
+    given = replace(context, policy=PolicyConfig(denied_paths=("*.json", str(orch))))
+    found = PathCovers(given).find_for_worker([str(orch / "memory")], [str(orch / "hooks.json")])
+    assert found.credentials == ()
+    folder = str(context.folder)
+    for cover in found.covers:
+        assert cover.path == str(orch)
+        assert {folder, str(orch / "memory")} <= set(cover.writable)
+        assert str(orch / "hooks.json") in cover.readable
+        assert str(orch / "evidence") not in (*cover.writable, *cover.readable)
 
 
 def test_daemons_socket_stays_in_reach(context: ToolContext) -> None:

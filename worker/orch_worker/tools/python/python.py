@@ -12,7 +12,6 @@ from orch_protocol.policy.sandbox import IN_WORKER
 
 from ...sandbox import worker_namespace
 from ..api.base import ToolContext, ToolError, ToolOutput, tool
-from ..shell.sandboxed_exec import mounts_missing
 from ..shell.shell import Seconds, run
 
 __all__ = ["installed_packages", "py_help", "run_python", "run_python_script"]
@@ -26,21 +25,19 @@ with open("/dev/null") as nothing:
 """
 
 
-def _is_unconfined(context: ToolContext) -> bool:
-    """Whether code may run in the worker itself, which is confined at no sandbox level above L0.
+def _is_available(context: ToolContext) -> bool:
+    """Whether code may run in the worker itself, which no sandbox level confines.
 
-    Where orch's folders and denied paths could not be hidden from the worker, it may not. Where that was not tried, it
-    may without denied paths, or if there are no mount namespaces and `require_denied_paths` is not set.
+    It may where orch's folders and denied paths are hidden from the worker, and not where hiding them failed. Where
+    that was not tried (in the program's own process, without mount namespaces), it may if no path is denied.
     """
-    policy = context.policy
-    if not context.in_process and (failure := worker_namespace.state()) is not None:
-        return not failure and context.sandbox.of(IN_WORKER) == "L0"
-    if policy.denied_paths and (policy.require_denied_paths or not mounts_missing(context)):
+    if context.sandbox.of(IN_WORKER) > "L0":
         return False
-    return context.sandbox.of(IN_WORKER) == "L0"
+    failure = None if context.in_process else worker_namespace.state()
+    return not context.policy.denied_paths if failure is None else not failure
 
 
-@tool(category="python", available=_is_unconfined, exclusive=True)
+@tool(category="python", available=_is_available, exclusive=True)
 async def run_python(context: ToolContext, code: str) -> ToolOutput:
     """Run Python code; answers with what it prints and the value of its last expression. What programs print that it
     starts is not among that: capture it.
