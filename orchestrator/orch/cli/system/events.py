@@ -46,7 +46,7 @@ def _line(row: dict[str, Any]) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
     told = " ".join(f"{name}={value}" for name, value in row["data"].items() if isinstance(value, (str, int)) and value)
     turn = f" turn={row['turn']}" if row["turn"] else ""
-    return terminal.safe(f"{row['n']:>6}  {at}  {row['kind']:<12} {row['agent_id']}{turn} {told}".rstrip())
+    return terminal.safe(f"{row['n']:>6}  {at}  {row['kind']:<21} {row['agent_id']}{turn} {told}".rstrip())
 
 
 VERBS = {

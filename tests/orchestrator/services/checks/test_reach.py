@@ -119,7 +119,8 @@ async def test_references_mean_agents_in_reach(tmp_path: Path) -> None:
         await other.query("go")
         reply = await call(world.supervisor, AgentCaller(asker.id), QUERY, QueryAgent("latest", "go"))
         assert reply.id in {child.id, asker.id}
-        unique = next(child.id[:length] for length in range(1, 13) if not other.id.startswith(child.id[:length]))
+        others = (asker.id, other.id)
+        unique = next(child.id[:n] for n in range(1, 13) if not any(id.startswith(child.id[:n]) for id in others))
         assert (await call(world.supervisor, AgentCaller(asker.id), QUERY, QueryAgent(unique, "go"))).id == child.id
 
 
