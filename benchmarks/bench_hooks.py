@@ -115,7 +115,7 @@ async def nobody(args: Args, folder: Path, times: int) -> Row:
     import orch_worker.agent.runtime as whole
 
     bare = compiled("orch_worker.agent.runtime")
-    vars(bare)["run_turn"] = compiled("orch_worker.agent.turn").run_turn
+    vars(bare)["Turn"] = compiled("orch_worker.agent.turn").Turn
     number = iter(range(1 << 30))
     took = await harness.interleave(
         args.rounds,

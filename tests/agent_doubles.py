@@ -11,7 +11,7 @@ from msgspec import Struct
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.messages import Message, Reply, ToolResult, Usage, text_of, tool_uses
 from orch_protocol.services.service import AnyService
-from orch_worker.agent.turn import CancelToken, Emit, run_turn
+from orch_worker.agent.turn import CancelToken, Emit, Turn
 from orch_worker.backends.base import Backend
 from orch_worker.tools.api.base import Tool, ToolContext
 from orch_worker.tools.dispatch.toolbox import Toolbox
@@ -53,7 +53,7 @@ class Talk:
         emit: Emit | None = None,
     ) -> Reply:
         """Run one turn."""
-        return await run_turn(
+        return await Turn(
             query_id="q1",
             agent_id="a1",
             prompt=prompt,
@@ -65,7 +65,7 @@ class Talk:
             brake=self.brake,
             pause=pause,
             emit=emit,
-        )
+        ).run()
 
     def record(self, message: Message, usage: Usage | None = None, said: str = "") -> None:  # noqa: ARG002
         """Keep `message`, which the conversation must not hold yet, and what it took."""

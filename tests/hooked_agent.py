@@ -13,7 +13,7 @@ from orch_protocol.hooks.options import HookOptions
 from orch_worker.agent.hooks import AgentHooks
 from orch_worker.agent.phases import Phases
 from orch_worker.agent.steering import SteeringMessage
-from orch_worker.agent.turn import run_turn
+from orch_worker.agent.turn import Turn
 from orch_worker.backends.base import AssistantTurn
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.conversation.prompt_parts import of_tier, render_parts
@@ -119,7 +119,7 @@ class Hooked(Talk):
         del limits
         self.phases.turn_began("q1", self.hooks, None)
         self.calls.turn_began("q1", (), lambda _kind, text, name, _error: self.events.append((name, text)))
-        reply = await run_turn(
+        reply = await Turn(
             query_id="q1",
             agent_id="a1",
             prompt=prompt,
@@ -134,7 +134,7 @@ class Hooked(Talk):
             phases=self.phases,
             opening=self.open,
             emit=self.emit if self.shown is not None else None,
-        )
+        ).run()
         await self.hooks.turn_end(reply)
         assert_valid(self.backend.transcript())
         return reply

@@ -8,7 +8,7 @@ from agent_doubles import Talk, assert_valid
 from orch_protocol.agent.spec import Limits
 from orch_protocol.core.messages import text_of
 from orch_worker.agent.steering import SteeringMessage, SteeringQueues
-from orch_worker.agent.turn import run_turn
+from orch_worker.agent.turn import Turn
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.tools.api.base import tool
 
@@ -87,7 +87,7 @@ class Conversation(Talk):
 
     async def turn(self, **limits: int) -> object:
         """Run a turn that hears and tells."""
-        return await run_turn(
+        return await Turn(
             query_id="q",
             agent_id="a",
             prompt="go",
@@ -100,7 +100,7 @@ class Conversation(Talk):
             interject=lambda stopping: self.queues.take(stopping=stopping),
             heard=lambda id: self.heard.append((id, len(self.recorded))),
             emit=lambda *event: self.events.append(event),
-        )
+        ).run()
 
     def users(self) -> list[str]:
         """Return what was said by users, in order."""

@@ -45,7 +45,7 @@ from ..tools.dispatch.rate_limit_client import RateLimitClient
 from .model_selection import ModelSelection, beside
 from .optional_features import extensions_of, memory_of, shelf_of, workbench_of
 from .steering import SteeringMessage, SteeringQueues
-from .turn import CancelToken, Shorter, run_turn
+from .turn import CancelToken, Shorter, Turn
 
 if TYPE_CHECKING:
     from ..context.compactor import Compactor
@@ -233,7 +233,7 @@ class Runtime:
             if hooks is None and self._answering.away:
                 await self._answering.turn()
             phases = self._phases_for(query_id, hooks)
-            reply = await run_turn(
+            reply = await Turn(
                 query_id=query_id,
                 agent_id=self.spec.id,
                 prompt=query.prompt,
@@ -254,7 +254,7 @@ class Runtime:
                 phases=phases,
                 opening=partial(self._open, hooks, query_id, query.prompt),
                 frame=frame,
-            )
+            ).run()
             if self._locality.bound or self._marks.content:
                 reply = msgspec.structs.replace(reply, local=self._locality.bound, marks=self._marks.content)
             if self._bench is not None:

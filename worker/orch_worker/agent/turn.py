@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .hooks import AgentHooks
     from .phases import Phases
 
-__all__ = ["CancelToken", "Shorter", "TurnAborted", "run_turn"]
+__all__ = ["CancelToken", "Shorter", "Turn", "TurnAborted"]
 
 Report = Callable[[str, str, int], None]
 Interject = Callable[[bool], list[SteeringMessage]]
@@ -107,78 +107,52 @@ class CancelToken:
         return "timeout" if when is not None and asyncio.get_running_loop().time() >= when else None
 
 
-async def run_turn(
-    *,
-    query_id: str,
-    agent_id: str,
-    prompt: str,
-    backend: Backend,
-    toolbox: Executor,
-    record: RecordMessage,
-    limits: Limits,
-    report: Report,
-    brake: CancelToken,
-    interject: Interject = lambda _stopping: [],
-    heard: Heard = lambda _id: None,
-    emit: Emit | None = None,
-    prepare: Prepare | None = None,
-    pause: Prepare | None = None,
-    shorten: Shorten | None = None,
-    purse: BudgetClient | None = None,
-    hooks: AgentHooks | None = None,
-    phases: Phases | None = None,
-    opening: Prepare | None = None,
-    frame: Frame = str,
-) -> Reply:
-    """Run one turn and return its reply.
+class Turn:
+    """One turn of an agent: holds its state while it runs. `run` is called once.
 
-    Every message goes through `record` before it becomes part of the conversation. `brake` ends the turn with
-    stop reason `cancelled`, the deadline with `timeout`, too many steps with `max_turns`, once it has gone on as often
-    as it may, a response that `purse` does not cover with `budget`, or when it is the first one BudgetExceededError.
-    Raises BackendError, and ConfigError for an empty prompt. What is raised has the turn's `usage` so far as an
-    attribute.
+    `record` receives every message before it becomes part of the conversation. `brake` ends the turn with stop reason
+    `cancelled`, the deadline of `limits` with `timeout`.
 
-    `interject(stopping)` is asked for what was said meanwhile: after the prompt, after each batch of tool calls, and
-    when the turn would end; each text becomes a user message, and `heard` is called when that is on record.
-    `emit(kind, text, name, step, is_error)` is told of everything that happens, see TurnEvent. `prepare` is awaited
-    before each model request, and may change what the conversation holds; so may `pause`, awaited when the turn goes on
-    past its steps. None of them may raise. `shorten` is awaited then too, and may make the conversation
-    shorter where it has grown too long, or a hook wants that; and when a request was refused for that: if it does, the
-    request is made once more.
+    `interject(stopping)` returns the steering messages that arrived: it is called after the prompt, after each batch of
+    tool calls, and when the turn would end. Each text becomes a user message; `heard` is called after that is recorded.
+    `emit(kind, text, name, step, is_error)` receives every event of the turn, see TurnEvent. `prepare` is awaited
+    before each model request, `pause` when the turn continues past its steps; both may change the conversation.
+    `shorten` is awaited before each model request and after a request that exceeded the context window: if it shortens
+    the conversation, that request is repeated once. None of these may raise.
 
-    `hooks` may change what happens, and end the turn with stop reason `aborted`; `opening` is awaited before the prompt
-    is taken down, and `frame` puts around it what the agent is told besides. `phases` are told of the prompt first, and
-    of the outcome before it is the reply, and may let the agent go on.
+    `purse` reserves budget for requests. `hooks` may change the turn, and end it with stop reason `aborted`. `opening`
+    is awaited before the prompt is recorded, and `frame` adds text around the prompt. `phases` assess the prompt before
+    the first request, reflect on the outcome, and may continue the turn.
     """
-    if not prompt.strip():
-        raise ConfigError("the prompt is empty: say what the agent is to do")
-    turn = _TurnState(
-        *(backend, toolbox, record, limits, report, brake, interject, heard, emit),
-        *(prepare, pause, shorten, purse, hooks, phases, opening),
-    )
-    return await turn.run(query_id, agent_id, scrub(prompt), frame)
 
-
-class _TurnState:
     def __init__(
         self,
+        *,
+        query_id: str,
+        agent_id: str,
+        prompt: str,
         backend: Backend,
         toolbox: Executor,
         record: RecordMessage,
         limits: Limits,
         report: Report,
         brake: CancelToken,
-        interject: Interject,
-        heard: Heard,
-        emit: Emit | None,
-        prepare: Prepare | None,
-        pause: Prepare | None,
-        shorten: Shorten | None,
-        purse: BudgetClient | None,
-        hooks: AgentHooks | None,
-        phases: Phases | None,
-        opening: Prepare | None,
+        interject: Interject = lambda _stopping: [],
+        heard: Heard = lambda _id: None,
+        emit: Emit | None = None,
+        prepare: Prepare | None = None,
+        pause: Prepare | None = None,
+        shorten: Shorten | None = None,
+        purse: BudgetClient | None = None,
+        hooks: AgentHooks | None = None,
+        phases: Phases | None = None,
+        opening: Prepare | None = None,
+        frame: Frame = str,
     ) -> None:
+        self._query_id = query_id
+        self._agent_id = agent_id
+        self._prompt = prompt
+        self._frame = frame
         self._backend = backend
         self._toolbox = toolbox
         self._record = record
@@ -211,11 +185,19 @@ class _TurnState:
         self._reached: StopReason | None = None
         """How the turn has ended while it is reflected upon: the answer is there, and no deadline takes it back."""
 
-    async def run(self, query_id: str, agent_id: str, prompt: str, frame: Frame) -> Reply:
+    async def run(self) -> Reply:
+        """Run the turn and return its reply.
+
+        The stop reason is `max_turns` when all steps and continuations are used, and `budget` when a response after the
+        first one is not covered. Raises BudgetExceededError when the first response is not covered, BackendError, and
+        ConfigError for an empty prompt. An error raised after the turn began has its usage as the attribute `usage`.
+        """
+        if not self._prompt.strip():
+            raise ConfigError("the prompt is empty: say what the agent is to do")
         deadline = asyncio.get_running_loop().time() + self._limits.turn_seconds
         try:
             async with self._brake.until(deadline):
-                stop = await self._until_it_may_end(await self._begin(prompt, frame))
+                stop = await self._until_it_may_end(await self._begin(scrub(self._prompt)))
         except TimeoutError:
             stop = self._brake.cut() or "timeout"
             stop = self._reached or stop if stop == "timeout" else stop
@@ -238,8 +220,8 @@ class _TurnState:
             text, stop = await self._hooks.output(text, stop)
         most = self._limits.reply_tokens * CHARS_PER_TOKEN
         return Reply(
-            id=agent_id,
-            query_id=query_id,
+            id=self._agent_id,
+            query_id=self._query_id,
             text=clip(text, most, "the transcript has it all"),
             stop_reason=stop,
             usage=self._usage,
@@ -250,7 +232,7 @@ class _TurnState:
             whole=self._toolbox.kept(text) if len(text) > most else "",
         )
 
-    async def _begin(self, prompt: str, frame: Frame) -> str:
+    async def _begin(self, prompt: str) -> str:
         """Take the prompt down, and what was said before the agent began; return it as it was taken down."""
         more: Sequence[str] = ()
         if self._hooks is not None:
@@ -260,7 +242,7 @@ class _TurnState:
         if self._opening is not None:
             await self._opening()
         self._answer_what_was_left()  # not before hooks let the turn begin: until then nothing is on record
-        prompt = frame(prompt)
+        prompt = self._frame(prompt)
         for text in (prompt, *more):
             self._say(text)
         if self._phases is not None:

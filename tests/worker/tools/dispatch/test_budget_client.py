@@ -21,7 +21,7 @@ from orch_protocol.policy.budget import (
     SettleBudget,
 )
 from orch_protocol.services.service import AnyService
-from orch_worker.agent.turn import Emit, run_turn
+from orch_worker.agent.turn import Emit, Turn
 from orch_worker.backends.base import AssistantTurn, OnText
 from orch_worker.backends.offline.scripted import ScriptedBackend
 from orch_worker.tools.api.base import ToolContext, tool
@@ -68,7 +68,7 @@ class Paying(Talk):
         self, prompt: str = "go", limits: Limits | None = None, emit: Emit | None = None
     ) -> Reply:
         """Run one turn."""
-        reply = await run_turn(
+        reply = await Turn(
             query_id="q1",
             agent_id="a1",
             prompt=prompt,
@@ -80,7 +80,7 @@ class Paying(Talk):
             brake=self.brake,
             purse=self.purse,
             emit=emit,
-        )
+        ).run()
         await asyncio.sleep(0)  # what is settled last is told to nobody who waits
         return reply
 
