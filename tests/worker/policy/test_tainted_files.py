@@ -13,7 +13,7 @@ from orch_protocol.policy.policy import PolicySpec
 from orch_worker.policy import taint
 from orch_worker.policy.path_rules import grounds_of, where_of
 from orch_worker.policy.rules import ResolvedRules
-from orch_worker.policy.taint import changed_below, remember_file_taint, with_remembered_taint
+from orch_worker.policy.taint import changed_below, labels_file, remember_file_taint, with_remembered_taint
 
 U, S = TaintLabel("untrusted", "mail"), TaintLabel("sensitive", "key")
 
@@ -102,3 +102,13 @@ def test_what_is_in_a_folder_that_was_moved_has_changed(record: Path) -> None:
     (folder / "stays" / "more").write_text("x")
     found = changed_below(folder, since)
     assert sorted(Path(path).relative_to(folder).as_posix() for path in found) == ["new/in/file", "stays/more"]
+
+
+def test_a_record_written_beside_the_sessions_before_is_moved(tmp_path: Path) -> None:
+    """Its labels still hold; the record is in a folder of its own now."""
+    (tmp_path / ".written.json").write_text('{"/a": ["untrusted"]}')
+    record = labels_file(tmp_path / "session")
+    assert record == tmp_path / ".written" / ".written.json"
+    assert record.read_text() == '{"/a": ["untrusted"]}'
+    assert not (tmp_path / ".written.json").exists()
+    assert labels_file(tmp_path / "other") == record
