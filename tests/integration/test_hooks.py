@@ -149,7 +149,7 @@ def test_hooks_of_a_plain_program(tmp_path: Path) -> None:
         def louder(event: Any, _ctx: Any) -> Any:
             return {"text": event.text.upper()}
 
-        with pytest.raises(ConfigError, match="turn_end does not honour kind='control'"):
+        with pytest.raises(ConfigError, match="turn_end does not support kind='control'"):
             o.on("turn_end", kind="control")(louder)
         with pytest.raises(ConfigError, match="session_end is not for functions of the program"):
             o.register_hook(louder, "session_end", name="late")

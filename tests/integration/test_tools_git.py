@@ -288,7 +288,7 @@ class TestElsewhere:
             if part != link:
                 link.write_text("gitdir: part\n")
         for tool, input in ((git_status, {}), (git_diff, {"ref": "main~1"}), (git_log, {"ref": "main"})):
-            with pytest.raises(ToolError, match="that does not name this folder as a work tree of its: not read"):
+            with pytest.raises(ToolError, match="that does not list this folder as a work tree"):
                 await ask(tool, bare, **input)
 
     async def test_files_of_another_folder_are_not_shown(self, context: ToolContext, git: Git) -> None:

@@ -304,7 +304,7 @@ class TestJobs:
         assert await status(context) == "There are no jobs."
         await start(context, "true")
         for tool in (bg_status, bg_kill):
-            with pytest.raises(ToolError, match=r"There is no job 'job_9'\. Jobs: job_1\."):
+            with pytest.raises(ToolError, match=r"No job 'job_9'\. Jobs: job_1\."):
                 await tool.run(context, {"id": "job_9"})
 
     async def test_without_a_session_folder(self, context: ToolContext) -> None:

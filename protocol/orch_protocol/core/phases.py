@@ -99,4 +99,4 @@ def _check_pattern(name: str, pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{name} = {pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"{name} = {pattern!r} is not a valid regular expression: {error}") from error

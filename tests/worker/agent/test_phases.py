@@ -50,7 +50,7 @@ class TestAssessing:
 
     def test_a_rule_that_is_no_pattern_is_refused(self) -> None:
         """Where it is read, with its field and what is wrong."""
-        with pytest.raises(msgspec.ValidationError, match="match = '\\(' is no regular expression"):
+        with pytest.raises(msgspec.ValidationError, match="match = '\\(' is not a valid regular expression"):
             msgspec.convert({"match": "("}, AssessRule)
 
 

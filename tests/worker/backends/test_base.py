@@ -51,7 +51,7 @@ class TestContract:
 
     def test_lacking_methods_are_named(self) -> None:
         """An object that lacks methods is refused with their names."""
-        with pytest.raises(ConfigError, match="Conversation is no backend: it lacks assistant_turn, info"):
+        with pytest.raises(ConfigError, match="Conversation is not a Backend: it lacks assistant_turn, info"):
             check_backend(Conversation())
 
     def test_turn_must_be_async(self) -> None:

@@ -169,7 +169,7 @@ class TestCheckPriced:
     )
     def test_the_error_says_how_to_give_a_price(self, unknown: Model) -> None:
         """What it shows, laid over what is known, does."""
-        with pytest.raises(ConfigError, match=r"acme:a cannot have a budget.*models\.json") as raised:
+        with pytest.raises(ConfigError, match=r"cannot set a budget for acme:a.*models\.json") as raised:
             check_priced(BackendSpec("acme", "a", msgspec.to_builtins(unknown)))
         shown = str(raised.value).partition("million tokens: ")[2].replace("USD", "1.5")
         [price] = msgspec.json.decode(shown)["models"]["acme"]["a"]["prices"]

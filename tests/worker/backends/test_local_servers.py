@@ -79,13 +79,13 @@ async def test_none_of_the_candidates() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "why"),
     [
-        (b"<html>", 200, "no list of models"),
-        (b'{"models": [1]}', 200, "no list of models"),
+        (b"<html>", 200, "not a list of models"),
+        (b'{"models": [1]}', 200, "not a list of models"),
         (b"", 404, "HTTP status 404"),
     ],
 )
 async def test_something_else_answers(body: bytes, status: int, why: str) -> None:
-    """Whatever is no list of models is said to be none."""
+    """Whatever is not a list of models is said to be none."""
     async with serving(body, status) as (address, _):
         with pytest.raises(ConfigError, match=f"here does not list its models.*{why}.*set HERE"):
             await locate(LOCAL, known("a"), {"HERE": address})

@@ -87,7 +87,7 @@ def test_levels_that_cannot_be() -> None:
     """A word that is none; a model that takes none, with what to write if it does."""
     with pytest.raises(ConfigError, match="'much' is none of off, minimal, low"):
         check_level("much")
-    with pytest.raises(ConfigError, match=r"acme:x is not known to take a level.*\"acme\": {\"x\": {\"flags\""):
+    with pytest.raises(ConfigError, match=r"acme:x has no known thinking levels.*\"acme\": {\"x\": {\"flags\""):
         level_of(BackendSpec("acme", "x", {"api": "chat"}, "low"))
     assert level_of(BackendSpec("acme", "x", {"api": "chat"})) == ""
 

@@ -66,8 +66,8 @@ class TestPatches:
         [
             (PromptPatch(add=(part("identity", "other"),)), False, "already"),
             (PromptPatch(add=(part("identity", "This is identity.", "volatile"),)), False, "already"),
-            (PromptPatch(add=(part('x">', tier="stable"),)), False, "no name"),
-            (PromptPatch(replace=(part("nobody"),)), False, "no part 'nobody'"),
+            (PromptPatch(add=(part('x">', tier="stable"),)), False, "invalid part name"),
+            (PromptPatch(replace=(part("nobody"),)), False, "cannot replace part 'nobody'"),
             (PromptPatch(replace=(part("rule", "other", "context"),)), True, "on record"),
             (PromptPatch(add=(part("more", tier="context"),)), True, "on record"),
             (PromptPatch(drop=("rule",)), True, "on record"),

@@ -103,7 +103,7 @@ class TestManifest:
     @pytest.mark.parametrize(
         ("text", "why"),
         [
-            ('name = "other"', "name is 'other', and its folder is 'pack'"),
+            ('name = "other"', "name is 'other', but the folder is 'pack'"),
             ('name = "Pack!"', "matching regex"),
             ("name =", "Invalid value"),
             ('name = "pack"\ncolour = 1', "unknown field `colour`"),
@@ -232,7 +232,7 @@ class TestDigest:
         written(tmp_path)
         (tmp_path / "elsewhere.py").write_text("")
         (tmp_path / "pack" / "helper.py").symlink_to(tmp_path / "elsewhere.py")
-        with pytest.raises(ConfigError, match=r"helper.py is no file of its own"):
+        with pytest.raises(ConfigError, match=r"helper.py is not a regular file"):
             digest_of(tmp_path / "pack")
 
 
@@ -253,8 +253,8 @@ def test_commands_are_those_that_it_may_bring(tmp_path: Path) -> None:
     [
         ('[keys]\n"ctrl-t" = "/todo"', "'ctrl-t' is no key"),
         ('[keys]\n"c-c" = "/todo"', "'c-c' is what people write, send, leave or interrupt with"),
-        ('[keys]\n"c-t" = "todo"', "'todo' is no command: one begins with a slash"),
-        ('[[widgets]]\nname = "x"\ncommand = "count"', "'count' is no command"),
+        ('[keys]\n"c-t" = "todo"', "invalid command 'todo': it must start with a slash"),
+        ('[[widgets]]\nname = "x"\ncommand = "count"', "invalid command 'count'"),
         ('[[widgets]]\nname = "x"\ncommand = "/x"\nplace = "moon"', "moon"),
     ],
 )

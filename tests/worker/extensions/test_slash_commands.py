@@ -89,11 +89,11 @@ def test_a_command_says_how_it_is_written() -> None:
     ("options", "why"),
     [
         ({"name": "Do it"}, "a name is small letters"),
-        ({"function": 3}, "is no function"),
+        ({"function": 3}, "the handler must be a function; got 3"),
         ({"function": lambda: None}, "is called with (args, ctx)"),
         ({"timeout": 0}, "a number of seconds up to 600"),
         ({"timeout": float("nan")}, "a number of seconds up to 600"),
-        ({"aliases": ["UP"]}, "alias 'UP' is no name"),
+        ({"aliases": ["UP"]}, "invalid alias 'UP'"),
         ({"arguments": ["Path!"]}, "argument 'Path!' is none"),
         ({"arguments": ["[open"]}, "argument '[open' is none"),
         ({"arguments": ["a...", "b"]}, "only the last argument can be the remainder"),

@@ -109,7 +109,7 @@ class TestChanges:
         [
             ("text", "a str"),
             (OutputPatch(text="x"), "not a ResultPatch"),
-            ({"txt": "x"}, "'txt', which is no field"),
+            ({"txt": "x"}, "'txt', which is not a field"),
             (True, "a bool"),
         ],
     )
@@ -124,7 +124,7 @@ class TestChanges:
         hook = says(ResultPatch(text="x"), "a", "tool_result", kind="transform", does=["is_error"])
         followed = await run(RESULT, hook)
         assert followed.event == RESULT
-        assert "not among what it does" in followed.done[0].error
+        assert "which its `does` does not list" in followed.done[0].error
 
 
 class TestDecisions:

@@ -46,7 +46,7 @@ def test_a_kind_that_a_stage_does_not_honour_is_refused(stage: str, kind: Kind) 
     if kind in STAGES[stage].kinds:
         assert made(stage, kind=kind).row.kind == kind
     else:
-        with pytest.raises(ConfigError, match=f"{stage} does not honour kind='{kind}'"):
+        with pytest.raises(ConfigError, match=f"{stage} does not support kind='{kind}'"):
             made(stage, kind=kind)
 
 
@@ -124,10 +124,10 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("stages", "options", "why"),
         [
-            ((), {}, "say when"),
+            ((), {}, "stages is empty"),
             (("tool_cal",), {}, "did you mean 'tool_call'"),
             (("*",), {"kind": "control"}, "for hooks that observe"),
-            (("tool_call",), {"kind": "guard"}, "no kind 'guard'"),
+            (("tool_call",), {"kind": "guard"}, "unknown kind 'guard'"),
             (("tool_call",), {"priority": 1.5}, "whole number"),
             (("tool_call",), {"priority": True}, "whole number"),
             (("tool_call",), {"timeout": 0}, "seconds"),
@@ -148,7 +148,7 @@ class TestRefused:
 
     def test_no_function(self) -> None:
         """What cannot be called is no hook."""
-        with pytest.raises(ConfigError, match="no function"):
+        with pytest.raises(ConfigError, match="a hook must be a function; got 3"):
             make_hook(3, "tool_call", name="three")  # type: ignore[arg-type]
 
 
@@ -193,5 +193,5 @@ class TestRegistry:
         assert [each.row.name for each in registry.without(["a"]).chain("tool_call")] == ["b"]
         registry.remove("b")
         assert [each.row.name for each in registry.chain("tool_call")] == ["a"]
-        with pytest.raises(ConfigError, match="no hook 'b'"):
+        with pytest.raises(ConfigError, match="unknown hook 'b'"):
             registry.remove("b")

@@ -158,7 +158,7 @@ class TestRelevance:
         assert check_note("  so \n", 10) == "so"
         with pytest.raises(ValueError, match="nothing to remember"):
             check_note(" \n", 10)
-        with pytest.raises(ValueError, match="11 characters, a note at most 10"):
+        with pytest.raises(ValueError, match="11 characters, more than the limit of 10"):
             check_note("x" * 11, 10)
 
     def test_what_is_to_be_remembered_is_taken_out_of_a_summary(self) -> None:
@@ -193,7 +193,7 @@ class TestAgent:
 
     async def test_too_long_a_note_is_an_error_that_says_so(self, context: ToolContext) -> None:
         """The model can say it in fewer words."""
-        with pytest.raises(ToolError, match="at most 100"):
+        with pytest.raises(ToolError, match="more than the limit of 100"):
             await remember(context, "x" * 101)
 
     async def test_what_a_marked_conversation_noted_is_told_to_nobody_unasked(self, context: ToolContext) -> None:

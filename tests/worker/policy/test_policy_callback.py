@@ -142,7 +142,7 @@ async def test_a_function_cannot_change_what_runs() -> None:
     [
         ("no.such.module:x", "ModuleNotFoundError"),
         ("worker.policy.test_policy_callback:nothing", "AttributeError"),
-        ("worker.policy.test_policy_callback:RULES", "is no function, but PolicyConfig"),
+        ("worker.policy.test_policy_callback:RULES", "must be a function; got PolicyConfig"),
     ],
 )
 def test_a_function_that_is_not_there_is_an_error(name: str, why: str) -> None:

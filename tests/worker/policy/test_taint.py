@@ -350,7 +350,7 @@ async def test_what_a_maker_says_of_a_tool_counts(tmp_path: Path) -> None:
     free = Life(tmp_path / "other", TaintConfig(tools={"send": ()}))
     await free.call("mail")
     assert (await free.call("send", text="Dear all"))[0].ran
-    with pytest.raises(ConfigError, match="there is no bit 'outward'"):
+    with pytest.raises(ConfigError, match="unknown bit 'outward'"):
         tool(name="mine", bits=["outward"])(lambda: "")  # type: ignore[list-item]
     life.transcript.close()
     free.transcript.close()

@@ -109,7 +109,7 @@ def test_sound_lines_of_another_file_are_not_what_was_archived(file: File, tmp_p
     known = sha256_of(read_spans(file.path, [span]))
     other = File(tmp_path / "other")
     file.path.write_bytes(other.path.read_bytes())
-    with pytest.raises(DamagedError, match="not what was archived: was it replaced"):
+    with pytest.raises(DamagedError, match="differs from the archived messages: was the file replaced"):
         said(file, span, expected=known)
 
 

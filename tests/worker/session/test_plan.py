@@ -98,14 +98,14 @@ async def test_what_changes_is_an_entry(opened: Callable[[], Transcript]) -> Non
     toolbox = box(transcript)
     assert await told(toolbox, "task_update", index=1, status="completed") == (
         True,
-        "There are no tasks: task_create makes some.",
+        "The task list is empty: create tasks with task_create.",
     )
     assert await told(toolbox, "task_create", tasks=["a", "b"]) == (False, "[ ] 1. a\n[ ] 2. b")
     await told(toolbox, "task_update", index=2, status="in_progress")
     assert await told(toolbox, "task_update", index=1, status="in_progress") == (False, "[>] 1. a\n[ ] 2. b")
     assert await told(toolbox, "task_update", index=3, status="completed") == (
         True,
-        "There is no task 3: they are 1 to 2.",
+        "No task 3: task numbers are 1 to 2.",
     )
     before = transcript.session.tasks
     assert read_session(transcript.path.parent).tasks == before

@@ -94,13 +94,13 @@ class TestReading:
         """Whatever it leads to, also where it was put there after the agent was started."""
         own = shelf(transcript, spec(folder))
         (folder / "out.md").symlink_to("/etc/hostname")
-        with pytest.raises(ToolError, match=r"out.md is no file of its own"):
+        with pytest.raises(ToolError, match=r"out.md is not a regular file"):
             await told(own, name="pump")
 
     async def test_what_cannot_be_read_says_so(self, folder: Path, transcript: Transcript) -> None:
         """A name that is none, bytes, a file too large, a folder that is gone."""
         own = shelf(transcript, spec(folder))
-        with pytest.raises(ToolError, match="there is no skill 'pmup'; there are pump"):
+        with pytest.raises(ToolError, match="unknown skill 'pmup'; available: pump"):
             await told(own, name="pmup")
         (folder / "picture.png").write_bytes(b"\0")
         with pytest.raises(ToolError, match="is no text; a tool may do something with"):
@@ -112,7 +112,7 @@ class TestReading:
         with pytest.raises(ToolError, match="holds more than 16 MiB"):
             await told(own, name="pump")
         gone = shelf(transcript, SkillSpec("pump", "d", path=f"{folder}/gone"))
-        with pytest.raises(ToolError, match="skill 'pump' is gone"):
+        with pytest.raises(ToolError, match="skill 'pump' was removed"):
             await told(gone, name="pump")
 
 

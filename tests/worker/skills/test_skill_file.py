@@ -174,7 +174,7 @@ def test_what_is_no_text_says_where(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it is over 1 MiB"):
         read_skill_file(folder)
     (folder / "SKILL.md").unlink()
-    with pytest.raises(ConfigError, match=r"ok is no skill: it has no SKILL\.md"):
+    with pytest.raises(ConfigError, match=r"ok is not a skill: it has no SKILL\.md"):
         read_skill_file(folder)
 
 

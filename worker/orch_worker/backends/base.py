@@ -207,7 +207,7 @@ METHODS: Final = tuple(name for name in vars(Backend) if not name.startswith("_"
 def check_backend(candidate: object) -> Backend:
     """Return `candidate` if it has every method of the contract. Raises ConfigError naming those that it lacks."""
     if fault := _fault_of(type(candidate)):  # type: ignore[arg-type]
-        raise ConfigError(f"{type(candidate).__name__} is no backend: {fault}")
+        raise ConfigError(f"{type(candidate).__name__} is not a Backend: {fault}")
     backend: Backend = candidate  # type: ignore[assignment]
     return backend
 

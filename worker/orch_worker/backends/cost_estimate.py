@@ -90,10 +90,9 @@ def check_priced(spec: BackendSpec) -> None:
         name = f"{spec.provider}:{spec.model}"
         needed = '"input": USD, "output": USD' + (', "cache_read": USD, "cache_write": USD' * model.flags.cache_markers)
         raise ConfigError(
-            f"{name} cannot have a budget: what it costs is not known. Set unknown_price under [budget] in "
-            "config.toml: what a million such tokens are charged. Or say so in $ORCH_HOME/models.json, which "
-            "a daemon reads when it starts (orch daemon stop), in USD per million tokens: "
-            f'{{"models": {{"{spec.provider}": {{"{spec.model}": {{"prices": [{{{needed}}}]}}}}}}}}'
+            f"cannot set a budget for {name}: its price is unknown. Set budget.unknown_price in config.toml to the USD "
+            "per million tokens, or add its prices to $ORCH_HOME/models.json and restart the daemon "
+            f'(orch daemon stop): {{"models": {{"{spec.provider}": {{"{spec.model}": {{"prices": [{{{needed}}}]}}}}}}}}'
         )
 
 

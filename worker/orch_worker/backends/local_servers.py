@@ -92,7 +92,7 @@ def _listed(url: str, seconds: float) -> list[str]:
 
     target = urlsplit(url)
     if target.hostname is None:
-        raise ValueError("that is no address")
+        raise ValueError("invalid address: it has no host name")
     connect = HTTPSConnection if target.scheme == "https" else HTTPConnection
     connection = connect(target.hostname, target.port, timeout=seconds)
     try:
@@ -103,6 +103,6 @@ def _listed(url: str, seconds: float) -> list[str]:
             raise ValueError(f"HTTP status {response.status}")
         return [tag.name for tag in msgspec.json.decode(body, type=_OllamaModels).models]
     except (HTTPException, msgspec.MsgspecError) as error:
-        raise ValueError(f"that is no list of models: {error}") from error
+        raise ValueError(f"the response is not a list of models: {error}") from error
     finally:
         connection.close()

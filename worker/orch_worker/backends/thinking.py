@@ -50,12 +50,12 @@ def level_of(spec: BackendSpec) -> str:
     levels = (spec.options.get("flags") or {}).get("thinks", ()) if "api" in spec.options else ()
     found = fitting(spec.thinking, levels)
     if not found and "api" not in spec.options:
-        raise ConfigError(f"{spec.provider} is no model: it takes no level of thinking")
+        raise ConfigError(f"{spec.provider} does not support a thinking level: it is not a model")
     if not found:
         name = f"{spec.provider}:{spec.model}" if spec.model else spec.provider
         raise ConfigError(
-            f"{name} is not known to take a level of thinking. If it does, say so in $ORCH_HOME/models.json, which a "
-            f'daemon reads when it starts: {{"models": {{"{spec.provider}": {{"{spec.model}": {{"flags": {{"thinks": '
+            f"{name} has no known thinking levels. If it supports them, add them to $ORCH_HOME/models.json and restart "
+            f'the daemon: {{"models": {{"{spec.provider}": {{"{spec.model}": {{"flags": {{"thinks": '
             '["low", "medium", "high"]}}}}}'
         )
     return found

@@ -62,7 +62,9 @@ def apply_prompt_patch(
     for part in () if patch.replace is UNSET else patch.replace:
         there = known.get(part.name)
         if there is None:
-            raise PromptPartError(f"there is no part {part.name!r} to replace; there are {', '.join(known) or 'none'}")
+            raise PromptPartError(
+                f"cannot replace part {part.name!r}: unknown part; available: {', '.join(known) or 'none'}"
+            )
         if there.text != part.text:
             _check_open(there.tier, part.name, recorded)
             known[part.name] = replace(there, text=part.text, source=part.source, owner=f"hook {hook}")
@@ -74,7 +76,7 @@ def apply_prompt_patch(
                 raise PromptPartError(f"there is a part {part.name!r} already: replace it, or choose another name")
             continue
         if not NAME.fullmatch(part.name):
-            raise PromptPartError(f"{part.name!r} is no name of a part: letters, digits and any of _.:/@-, at most 80")
+            raise PromptPartError(f"invalid part name {part.name!r}: use at most 80 letters, digits and _.:/@-")
         _check_open(part.tier, part.name, recorded)
         known[part.name] = replace(part, owner=f"hook {hook}")
         added.append(part.name)

@@ -145,7 +145,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (msgspec.MsgspecError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from error
     if found.name != folder.name:
-        raise ConfigError(f"{file}: name is {found.name!r}, and its folder is {folder.name!r}: they are to be the same")
+        raise ConfigError(f"{file}: name is {found.name!r}, but the folder is {folder.name!r}: they must be equal")
     for name in raw.get("permissions", {}):
         if name not in ExtensionPermissions.__struct_fields__ and name not in FORMER_PERMISSIONS:
             raise ConfigError(f"{file}: permissions: unknown field {name!r}")
@@ -164,7 +164,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise ConfigError(f"{file}: keys: {why}")
     for line in (*found.keys.values(), *(widget.command for widget in found.widgets)):
         if not line.startswith("/"):
-            raise ConfigError(f"{file}: {line!r} is no command: one begins with a slash")
+            raise ConfigError(f"{file}: invalid command {line!r}: it must start with a slash")
     return found
 
 

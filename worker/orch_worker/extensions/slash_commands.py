@@ -76,7 +76,7 @@ def make_command(
     if NAME.fullmatch(name) is None:
         raise ConfigError(f"command {name!r}: a name is small letters, digits, - and _, beginning with a letter")
     if not callable(function):
-        raise ConfigError(f"command /{name}: {function!r} is no function")
+        raise ConfigError(f"command /{name}: the handler must be a function; got {function!r}")
     try:
         inspect.signature(function).bind({}, None)
     except TypeError as error:
@@ -87,7 +87,7 @@ def make_command(
         raise ConfigError(f"command /{name}: timeout is a number of seconds up to {MOST_SECONDS:g}, not {timeout!r}")
     others = tuple(aliases)
     if wrong := [each for each in others if not isinstance(each, str) or NAME.fullmatch(each) is None]:
-        raise ConfigError(f"command /{name}: alias {wrong[0]!r} is no name of a command")
+        raise ConfigError(f"command /{name}: invalid alias {wrong[0]!r}: it must be a valid command name")
     takes = (TEXT,) if arguments is None else tuple(argument_of(name, each) for each in arguments)
     if any(each.rest for each in [each for each in takes if not each.option][:-1]):
         raise ConfigError(f"command /{name}: only the last argument can be the remainder of the line")

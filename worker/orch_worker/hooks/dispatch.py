@@ -206,7 +206,7 @@ def _understood(hook: Hook, stage: Stage, said: Any) -> Patch | Decision | None:
     if isinstance(said, Mapping):
         if unknown := set(said) - set(stage.fields):
             raise HookMisuseError(
-                f"returned {min(map(str, unknown))!r}, which is no field of {stage.name}: {stage.fields}"
+                f"returned {min(map(str, unknown))!r}, which is not a field of {stage.name}: {stage.fields}"
             )
         said = stage.patch(**said)
     if type(said) is not stage.patch:
@@ -214,7 +214,7 @@ def _understood(hook: Hook, stage: Stage, said: Any) -> Patch | Decision | None:
     checked = {}
     for name, value in _changes(said).items():
         if name not in allowed:
-            raise HookMisuseError(f"changed {name!r}, which is not among what it does: {', '.join(sorted(allowed))}")
+            raise HookMisuseError(f"changed {name!r}, which its `does` does not list: {', '.join(sorted(allowed))}")
         try:
             checked[name] = check_value(stage.patch, name, value)
         except msgspec.ValidationError as error:

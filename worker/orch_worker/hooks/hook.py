@@ -125,7 +125,7 @@ def stage_of(name: str) -> str:
     known = (*STAGES, *ALIASES, EVERYTHING)
     close = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-    raise ConfigError(f"there is no stage {name!r}; {hint}")
+    raise ConfigError(f"unknown stage {name!r}; {hint}")
 
 
 class HookRegistry:
@@ -162,7 +162,7 @@ class HookRegistry:
     def remove(self, name: str) -> None:
         """Forget the hook called `name`. Raises ConfigError when there is none."""
         if not isinstance(name, str) or name not in self._hooks:
-            raise ConfigError(f"there is no hook {name!r}; there are {', '.join(self._hooks) or 'none'}")
+            raise ConfigError(f"unknown hook {name!r}; available: {', '.join(self._hooks) or 'none'}")
         del self._hooks[name]
         self._arrange()
 
@@ -218,11 +218,11 @@ def _row(
     source: str,
 ) -> HookRow:
     if not callable(handler):
-        raise ConfigError(f"{handler!r} is no function")
+        raise ConfigError(f"a hook must be a function; got {handler!r}")
     if isinstance(does, str):
         raise ConfigError(f"does is a list of actions, not the text {does!r}: write [{does!r}]")
     if not stages:
-        raise ConfigError(f"say when it is to be called: one or more of {', '.join((*STAGES, EVERYTHING))}")
+        raise ConfigError(f"stages is empty: pass one or more of {', '.join((*STAGES, EVERYTHING))}")
     everything = EVERYTHING in stages
     names = tuple(STAGES) if everything else tuple(dict.fromkeys(map(stage_of, stages)))
     said = _returned(handler) if does is None else tuple(dict.fromkeys(does))
@@ -252,13 +252,13 @@ def _kind(names: tuple[str, ...], kind: Kind | None, said: tuple[str, ...], *, e
         decides = any(action in DECISION_NAMES for action in said)
         return "observe" if everything else "transform" if said and not decides else strongest
     if kind not in RANK:
-        raise ConfigError(f"there is no kind {kind!r}; there are {', '.join(RANK)}")
+        raise ConfigError(f"unknown kind {kind!r}; available: {', '.join(RANK)}")
     if everything and kind != "observe":
         raise ConfigError(f"'*' is for hooks that observe, not for kind={kind!r}: name the stages")
     for name in names:
         if kind not in STAGES[name].kinds:
             allowed = ", ".join(map(repr, STAGES[name].kinds))
-            raise ConfigError(f"{name} does not honour kind={kind!r}, nothing would come of it; it takes {allowed}")
+            raise ConfigError(f"{name} does not support kind={kind!r}: use {allowed}")
     return kind
 
 

@@ -57,7 +57,7 @@ def read_switches(path: str) -> frozenset[str]:
     except FileNotFoundError:
         return frozenset()
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): remove it, and disable again what is to be") from error
+        raise ConfigError(f"cannot read {path} ({error}): remove the file and disable the hooks again") from error
 
 
 def configured_hooks(names: Iterable[str], options: HookOptions) -> list[Hook]:
@@ -94,7 +94,7 @@ def _module(name: str, place: str) -> ModuleType:
             return importlib.import_module(place)
         path = Path(place).expanduser()
         if not path.is_absolute():
-            raise ConfigError(f"hooks.load: {name!r} is to be an absolute path, or to begin with ~")
+            raise ConfigError(f"hooks.load: {name!r} must be an absolute path or start with ~")
         return _file(path)
     except ConfigError:
         raise

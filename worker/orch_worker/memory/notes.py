@@ -85,7 +85,7 @@ def check_note(text: str, most: int) -> str:
     if not text:
         raise ValueError("there is nothing to remember in it")
     if len(text) > most:
-        raise ValueError(f"it has {len(text):,} characters, a note at most {most:,}: say it in fewer words")
+        raise ValueError(f"the note has {len(text):,} characters, more than the limit of {most:,}: shorten it")
     return text
 
 

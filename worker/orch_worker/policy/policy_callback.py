@@ -85,10 +85,9 @@ def load_policy_function(name: str) -> PolicyFunction:
         function = load(name)
     except Exception as error:
         raise ConfigError(
-            f"policy.function {name!r} cannot be imported: {describe_exception(error)}. "
-            "It is to be installed beside orch, or to be "
-            "on PYTHONPATH where orch is started"
+            f"cannot import policy.function {name!r}: {describe_exception(error)}. "
+            "Install it in the environment of orch, or add it to PYTHONPATH"
         ) from error
     if not callable(function):
-        raise ConfigError(f"policy.function {name!r} is no function, but {type(function).__name__}")
+        raise ConfigError(f"policy.function {name!r} must be a function; got {type(function).__name__}")
     return cast("PolicyFunction", function)

@@ -102,7 +102,7 @@ def _lines(path: Path, file: BinaryIO, offset: int, end: int) -> Iterator[Sessio
         sealed = unseal_line(line[:-1]) if line.endswith(b"\n") else None
         sound, _ = chain.take(line[:-1], sealed)
         if not sound and (not (sealed and line.startswith(KNOWN)) or _hides_message(line)):
-            raise DamagedError(f"{path} at byte {offset} is damaged: what was archived there cannot be made out")
+            raise DamagedError(f"{path} at byte {offset} is damaged: the archived messages cannot be read")
         yield SessionLine(offset, sealed.object if sealed else b"", line.startswith(MESSAGES), sound)
         offset += len(line)
 
@@ -136,7 +136,9 @@ def _checked(path: Path, spans: Sequence[Span], expected: str) -> Iterable[Sessi
         return _apart(parts, spans)
     found = list(lines_in(path, spans))
     if all(line.sound for line in found):
-        raise DamagedError(f"{path} at byte {spans[0][0] if spans else 0} is not what was archived: was it replaced?")
+        raise DamagedError(
+            f"{path} at byte {spans[0][0] if spans else 0} differs from the archived messages: was the file replaced?"
+        )
     return found
 
 

@@ -68,7 +68,7 @@ class SkillCatalog:
         """
         skill = self.skills.get(name)
         if skill is None:
-            raise ConfigError(f"there is no skill {name!r}; there are {', '.join(self.skills) or 'none'}")
+            raise ConfigError(f"unknown skill {name!r}; available: {', '.join(self.skills) or 'none'}")
         taken = await asyncio.to_thread(_of_folder if skill.path else _of_text, skill, file)
         before = self._on_record().get(name)
         if taken.hash != before:
@@ -110,7 +110,7 @@ def _of_text(skill: SkillSpec, file: str) -> ReadSkill:
 def _of_folder(skill: SkillSpec, file: str) -> ReadSkill:
     folder = Path(os.path.realpath(skill.path))
     if not folder.is_dir():
-        raise ConfigError(f"skill {skill.name!r} is gone: there is no folder {skill.path} any more")
+        raise ConfigError(f"skill {skill.name!r} was removed: folder {skill.path} does not exist")
     held = skill_contents(folder)  # read once: what is given is what was hashed, whatever is put there meanwhile
     now = hash_of(held)
     if skill.trust and not _is_trusted(skill, folder, held, now):

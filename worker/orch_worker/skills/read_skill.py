@@ -27,7 +27,7 @@ async def read_skill(context: ToolContext, name: str = "", file: str = "") -> st
     """
     shelf = context.skills
     if not isinstance(shelf, SkillCatalog):
-        raise ToolError("There are no skills here.")
+        raise ToolError("No skills are available.")
     if not name:
         return "\n".join(map(line_of, shelf.skills.values()))
     try:

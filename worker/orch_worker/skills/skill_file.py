@@ -85,7 +85,7 @@ def file_of(folder: Path) -> Path:
     for name in FILES:
         if (folder / name).is_file():
             return folder / name
-    raise ConfigError(f"{folder} is no skill: it has no {FILES[0]}")
+    raise ConfigError(f"{folder} is not a skill: it has no {FILES[0]}")
 
 
 def name_in(file: Path) -> str:
@@ -134,7 +134,7 @@ def skill_in(contents: Mapping[str, bytes], folder: Path) -> SkillFile:
     """Return the skill that the files of `folder` make, as they were read. Raises ConfigError, as read_skill_file."""
     main = main_of(contents)
     if not main:
-        raise ConfigError(f"{folder} is no skill: it has no {FILES[0]}")
+        raise ConfigError(f"{folder} is not a skill: it has no {FILES[0]}")
     found, problems = parse_data(contents[main], folder.name)
     if found is None:
         raise ConfigError(f"{folder / main}: {'; '.join(map(str, problems))}")

@@ -43,7 +43,7 @@ def files_in(folder: Path, left_out: frozenset[str] = LEFT_OUT) -> Iterator[Path
             for name in (*folders, *files):
                 path = Path(root, name)
                 if path.is_symlink() or (name in files and not path.is_file()):
-                    raise ConfigError(f"{path} is no file of its own: files and folders alone may be in {folder}")
+                    raise ConfigError(f"{path} is not a regular file: {folder} may contain only files and folders")
                 if name in files:
                     yield path
     except OSError as error:

@@ -70,7 +70,7 @@ def _look_at(folder: str, sources: Sources) -> None:
 def _finder(place: str) -> FileFinder:
     """Return what finds modules in `place`, a path hook of Python's. Raises ImportError for any other folder."""
     if not any(_is_in(place, folder) for folder in _exact):
-        raise ImportError(f"nobody looked at {place}", path=place)
+        raise ImportError(f"{place} is not a registered folder", path=place)
     return FileFinder(place, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_PinnedSourceLoader, SOURCE_SUFFIXES))
 
 

@@ -238,7 +238,7 @@ class TestDamage:
         other.archive()
         (life.folder / "session.jsonl").write_bytes((other.folder / "session.jsonl").read_bytes())
         other.close()
-        with pytest.raises(DamagedError, match=f"archive {holder}: .* is not what was archived"):
+        with pytest.raises(DamagedError, match=f"archive {holder}: .* differs from the archived messages"):
             ledger.read(holder)
 
 

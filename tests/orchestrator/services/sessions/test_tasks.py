@@ -31,7 +31,7 @@ async def test_where_nobody_is_there_a_list_is_denied(tmp_path: Path) -> None:
         denied, none = results(world, agent.id)
         assert "nobody is there to ask" in denied
         assert "Stop and ask" in denied
-        assert none.startswith("There are no tasks")
+        assert none.startswith("The task list is empty")
         assert texts(await agent.show()) == []
 
 

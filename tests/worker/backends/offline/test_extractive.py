@@ -228,7 +228,7 @@ class TestConversation:
 
     async def test_without_a_question(self) -> None:
         """A conversation that holds no question is an error, not a guess."""
-        with pytest.raises(BackendError, match="no question"):
+        with pytest.raises(BackendError, match="cannot answer: the conversation has no text"):
             await ExtractiveBackend().assistant_turn()
 
     async def test_answer_is_streamed(self) -> None:

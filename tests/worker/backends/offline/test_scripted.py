@@ -194,7 +194,7 @@ class TestSpec:
             ([{"tool": 1}], r"script item 1: Expected `str \| null`, got `int` - at `\$.tool`"),
             ([{}], "script item 1: one of text or tools, echo, error, loop; found neither"),
             ([{"text": "a", "echo": True}], "found text and echo"),
-            ([{"error": "NoSuchError"}], "'NoSuchError' is no error"),
+            ([{"error": "NoSuchError"}], "unknown error 'NoSuchError'"),
             ([{"text": "a", "sleep": -1}], r"\$.sleep"),
             ([{"text": "a", "stop_reason": "bored"}], r"\$.stop_reason"),
             ([{"text": "a", "times": 2}], "times belongs to a loop"),

@@ -82,7 +82,7 @@ class TestContentSafety:
         text = f"{SECRETS['card']} {SECRETS['aws_key']}"
         patch = call(configured_hooks(["content_safety"], options)[0], returned(text=text))
         assert patch.text == f"[redacted: card] {SECRETS['aws_key']}"
-        with pytest.raises(ConfigError, match="there is no 'cards'"):
+        with pytest.raises(ConfigError, match="unknown kind 'cards'"):
             configured_hooks(["content_safety"], HookOptions(content_safety=ContentSafety(("cards",))))
 
     def test_a_million_characters_are_soon_looked_through(self) -> None:

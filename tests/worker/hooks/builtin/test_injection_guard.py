@@ -118,5 +118,5 @@ def test_it_looks_at_what_it_is_told_to() -> None:
     assert guard(ORDERS[0]) is None
     assert guard(ORDERS[0], name="fetch_url") is not None
     assert Guard()(ORDERS[0], ran=False) is None
-    with pytest.raises(ConfigError, match=r"block \(3\) is to be at least wrap \(5\)"):
+    with pytest.raises(ConfigError, match=r"block \(3\) must be at least wrap \(5\)"):
         Guard(wrap=5.0, block=3.0)

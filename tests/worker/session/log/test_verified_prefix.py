@@ -215,7 +215,7 @@ def test_what_was_skimmed_and_changes_before_it_is_read_is_an_error(tmp_path: Pa
     transcript = opened(tmp_path)
     assert transcript.session.leaf
     path.write_bytes(path.read_bytes().replace(b"ask 3", b"ask 4"))
-    with pytest.raises(StoreError, match="changed by somebody else"):
+    with pytest.raises(StoreError, match="changed by another process"):
         _ = transcript.session.messages
     transcript.close()
 

@@ -220,7 +220,7 @@ class TestReplaceInFile:
     @pytest.mark.parametrize(
         ("content", "input", "message"),
         [
-            (None, {}, "There is no 'a'"),
+            (None, {}, "File 'a' does not exist"),
             (b"\xff\xfe", {}, r"not UTF-8 text \(byte 0\): not changed"),
             (b"x", {"new_text": "x"}, "the same: nothing to change"),
             (b"x", {"old_text": ""}, "old_text"),
@@ -315,7 +315,7 @@ class TestOthers:
         (tmp_path / "a").write_text("one two")
         holder = Holder(tmp_path, 10_000)
         monkeypatch.setattr(write, "sleep", holder.sleep)
-        with pytest.raises(ToolError, match="somebody else holds its folder locked"):
+        with pytest.raises(ToolError, match="another process locked its folder"):
             await run(replace_in_file, tmp_path, path="a", old_text="one", new_text="ONE")
         holder.close()
         assert 10.0 <= holder.waited < 10.1

@@ -108,8 +108,8 @@ class TestReadFile:
             ("src", "'src' is a folder: use list_files"),
             ("blob", "'blob' is a binary file of 3 bytes"),
             ("pipe", "'pipe' is not a regular file"),
-            ("README.mdx", r"There is no 'README.mdx'. Did you mean 'README.md'\?"),
-            ("no/such/thing", "There is no 'no/such/thing'"),
+            ("README.mdx", r"'README.mdx' does not exist. Did you mean 'README.md'\?"),
+            ("no/such/thing", "'no/such/thing' does not exist"),
             ("../secret", "'../secret' is outside the working folder"),
             ("/etc/passwd", "outside the working folder"),
             ("link", "'link' is outside the working folder"),
@@ -211,7 +211,7 @@ class TestListFiles:
     @pytest.mark.parametrize("path", ["..", "nowhere"])
     async def test_refusals(self, project: Path, path: str) -> None:
         """A folder that is outside or not there is refused."""
-        with pytest.raises(ToolError, match=r"outside|There is no"):
+        with pytest.raises(ToolError, match=r"outside|does not exist"):
             await run(list_files, project, path=path)
 
 
@@ -382,7 +382,7 @@ async def test_names_that_are_alike_are_of_the_folder_alone(tmp_path: Path, monk
     monkeypatch.setattr("orch_worker.tools.files.read.path_inside", lambda context, path: context.cwd / path)
     with pytest.raises(ToolError) as told:
         await run(read_file, tmp_path / "cwd", path="sub/secret.tx")
-    assert str(told.value) == "There is no 'sub/secret.tx'."
+    assert str(told.value) == "'sub/secret.tx' does not exist."
 
 
 @pytest.mark.parametrize("pattern", ["*a" * 100 + "b", "**/a/" * 50 + "b", "**a" * 60 + "b", "*?" * 100 + "b"])

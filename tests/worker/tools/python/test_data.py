@@ -120,7 +120,7 @@ class TestFiles:
         [
             ("a.txt", "x", r"'a.txt' is none of \.csv, .*read_file shows text"),
             ("a.csv", b"a\0b", "is a binary file"),
-            ("a.json", "{", "is no JSON"),
+            ("a.json", "{", "is not valid JSON"),
             ("a.json", "[1, 2]", "holds no table but a list of 2 values"),
             ("a.json", '"word"', "holds no table but the value 'word'"),
         ],
@@ -155,7 +155,9 @@ class TestFiles:
         with pytest.raises(ToolError, match="13 bytes; as JSON it is read whole"):
             await describe(tmp_path, "a.json", '[{"x": 12345}')
 
-    @pytest.mark.parametrize(("path", "why"), [("../x.csv", "outside"), ("sub", "folder"), ("nope.csv", "There is no")])
+    @pytest.mark.parametrize(
+        ("path", "why"), [("../x.csv", "outside"), ("sub", "folder"), ("nope.csv", "does not exist")]
+    )
     async def test_only_files_below_the_folder(self, tmp_path: Path, path: str, why: str) -> None:
         """The same rules hold as for read_file."""
         (tmp_path / "w" / "sub").mkdir(parents=True)
@@ -326,7 +328,7 @@ class TestVariables:
     async def test_nothing_is_bound(self, context: ToolContext) -> None:
         """Which is said, also when one is asked for."""
         assert "Nothing is bound" in (await VARIABLES.run(context, {})).text
-        with pytest.raises(ToolError, match="There is no 'df': run_python has bound nothing"):
+        with pytest.raises(ToolError, match="No variable 'df': run_python has bound nothing"):
             await VARIABLES.run(context, {"name": "df"})
 
     @pytest.mark.parametrize(

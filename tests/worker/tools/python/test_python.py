@@ -92,7 +92,7 @@ class TestRunPython:
 
     async def test_nobody_answers_input(self, context: ToolContext) -> None:
         """Asking for input fails at once instead of waiting for a person."""
-        assert "EOFError: nobody is there to answer 'sure? '" in (await run(context, "input('sure? ')")).text
+        assert "EOFError: cannot read input for 'sure? '" in (await run(context, "input('sure? ')")).text
 
     async def test_output_is_bounded(self, context: ToolContext) -> None:
         """However much is printed, a mebibyte is kept: both ends."""

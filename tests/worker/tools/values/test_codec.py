@@ -160,7 +160,7 @@ class TestLibraries:
     def test_arrays_that_are_more_than_their_numbers(self) -> None:
         """What a masked array hides would be there again: it says what to do."""
         for array in (np.ma.masked_array([1, 2], mask=[0, 1]), np.rec.array([(1, 2)])):
-            with pytest.raises(NotTransferableError, match=r"is more than its numbers.*\.filled\(\)"):
+            with pytest.raises(NotTransferableError, match=r"cannot store an array of type .*\.filled\(\)"):
                 encode_value(array)
 
     def test_lists_that_hold_one_another_many_times(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,14 +188,14 @@ class TestReading:
         into = io.BytesIO()
         np.save(into, np.array([Trap()], dtype=object), allow_pickle=True)
         for kind, data in [("array", into.getvalue()), *((kind, pickle.dumps(Trap())) for kind in ("data", "columns"))]:
-            with pytest.raises(NotTransferableError, match="cannot be read"):
+            with pytest.raises(NotTransferableError, match="cannot read the stored value"):
                 decode_value(kind, data)
         assert not (tmp_path / "ran").exists()
 
     @pytest.mark.parametrize("kind", ["json", "data", "array", "arrow", "columns", "text"])
     def test_rubbish(self, kind: str) -> None:
         """Bytes that are no such thing are an error that says so."""
-        with pytest.raises(NotTransferableError, match="cannot be read"):
+        with pytest.raises(NotTransferableError, match="cannot read the stored value"):
             decode_value(kind, b"\xc1\xff rubbish")
 
     def test_a_reader_that_panics(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ class TestReading:
             raise kind("slice index")
 
         monkeypatch.setitem(codec.READERS, "arrow", panics)
-        with pytest.raises(NotTransferableError, match="cannot be read: PanicException: slice index"):
+        with pytest.raises(NotTransferableError, match="cannot read the stored value: PanicException: slice index"):
             decode_value("arrow", b"")
 
     def test_unknown_kind(self) -> None:

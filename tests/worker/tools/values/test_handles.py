@@ -219,10 +219,10 @@ class TestReading:
     @pytest.mark.parametrize(
         ("input", "told"),
         [
-            ({"op": "slice"}, "say which lines"),
-            ({"op": "slice", "lines": "a:b"}, "is no range"),
+            ({"op": "slice"}, "slice needs lines"),
+            ({"op": "slice", "lines": "a:b"}, "Invalid range"),
             ({"op": "slice", "lines": "9000:"}, "There are 5,000 items, numbered from 0; none in '9000:'"),
-            ({"op": "search"}, "say what to search for"),
+            ({"op": "search"}, "search needs a pattern"),
             ({"search": "(a+"}, "is not a regular expression"),
         ],
     )

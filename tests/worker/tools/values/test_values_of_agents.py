@@ -109,7 +109,7 @@ class TestTaking:
     def test_a_program_gets_the_value(self, tmp_path: Path) -> None:
         """What cannot be read is an error that names the agent."""
         assert value_of(taken(tmp_path)) == [1, 2]
-        with pytest.raises(NoValueError, match="'rows' of agent a2: what is kept of it cannot be read"):
+        with pytest.raises(NoValueError, match="'rows' of agent a2: cannot read the stored value"):
             value_of(taken(tmp_path, b"["))
 
 

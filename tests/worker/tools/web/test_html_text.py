@@ -133,5 +133,5 @@ class TestHtml:
     @pytest.mark.parametrize(("content_type", "body"), [("image/png", b"x"), ("application/pdf", b"%PDF\0\0")])
     def test_not_readable(self, content_type: str, body: bytes) -> None:
         """What is no text is an error that says what it is."""
-        with pytest.raises(ToolError, match=f"no text but {content_type}, {len(body)} bytes"):
+        with pytest.raises(ToolError, match=f"not text but {content_type}, {len(body)} bytes"):
             page_text(FetchedPage("https://a.test/", 200, content_type, body), float("inf"))

@@ -175,8 +175,8 @@ class RemoteBackend(Conversation):
         sent = {"key": self._key} | {f"header {name!r}": value for name, value in self._headers.items()}
         if wrong := [what for what, value in sent.items() if not SENDABLE.fullmatch(value)]:
             raise ConfigError(
-                f"the {wrong[0]} of {spec.provider}:{spec.model} cannot be sent: its value is to be one line "
-                "of plain ASCII; change the variable, or what models.json says"
+                f"cannot send the {wrong[0]} of {spec.provider}:{spec.model}: the value must be one line of ASCII. "
+                "Change the environment variable or models.json"
             )
         address = PASSWORD.sub("//", self.model.base_url)
         self._who = Endpoint(
@@ -268,9 +268,8 @@ class RemoteBackend(Conversation):
             return self.model, self._longest
         if not tokens:
             raise BudgetExceededError(
-                f"failed requests took ${lost.usd:.6f} and {lost.tokens:g} tokens of the ${self.most.usd:.6f} and "
-                f"{self.most.tokens:g} tokens that were put aside for this response: what is left does not cover "
-                "another one"
+                f"failed requests used ${lost.usd:.6f} and {lost.tokens:g} tokens of the ${self.most.usd:.6f} and "
+                f"{self.most.tokens:g} tokens reserved for this response: the remainder does not cover another request"
             )
         self._shortened = True
         return narrowed(self.model), tokens

@@ -222,7 +222,7 @@ def _look(messages: Sequence[Message]) -> TurnContext:
     """Return where the turn stands that the last question began."""
     began = next((i for i in range(len(messages) - 1, -1, -1) if _is_question(messages[i])), None)
     if began is None:
-        raise BackendError("there is no question to answer: the conversation holds no text of a user")
+        raise BackendError("cannot answer: the conversation has no text from a user")
     asked = text_of(messages[began])
     task, (question, found) = split_first_prompt(asked)[0], split_hits(question_in(asked))
     terms = terms_of(question)

@@ -234,5 +234,5 @@ def _item(raw: Any, where: str) -> _ScriptedResponse:
     if item.loop is not None and ("loop item" in where or not item.loop):
         raise ConfigError(f"{where}: a loop holds responses, at least one and no other loop")
     if item.error is not None and type(error_from(ErrorInfo(item.error, ""))).__name__ != item.error:
-        raise ConfigError(f"{where}: {item.error!r} is no error of {OrchError.__module__}")
+        raise ConfigError(f"{where}: unknown error {item.error!r}: use a class of {OrchError.__module__}")
     return item

@@ -102,7 +102,7 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
     kinds = options.content_safety.kinds if options.content_safety.kinds is not None else tuple(KINDS)
     for kind in kinds:
         if kind not in KINDS:
-            raise ConfigError(f"hooks.content_safety.kinds: there is no {kind!r}; there are {', '.join(KINDS)}")
+            raise ConfigError(f"hooks.content_safety.kinds: unknown kind {kind!r}; available: {', '.join(KINDS)}")
 
     def redact(event: ToolReturn | Output, ctx: Any) -> Patch | None:  # noqa: ARG001
         text = redact_text(event.text, kinds)

@@ -193,7 +193,7 @@ def make(options: HookOptions) -> tuple[Hook, ...]:
     """Return the hook, as `options` have it. Raises ConfigError when it would block what it does not even wrap."""
     given = options.injection_guard
     if given.block is not None and given.block < given.wrap:
-        raise ConfigError(f"hooks.injection_guard: block ({given.block:g}) is to be at least wrap ({given.wrap:g})")
+        raise ConfigError(f"hooks.injection_guard: block ({given.block:g}) must be at least wrap ({given.wrap:g})")
 
     def guard(event: ToolReturn, ctx: Any) -> Patch | Block | None:
         if not event.ran or (given.tools is not None and event.name not in given.tools):

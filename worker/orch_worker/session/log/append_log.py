@@ -268,7 +268,7 @@ def _require_ours(path: Path, line: bytes, header: bytes | None) -> None:
         ours = sealed is not None and (line.startswith(magic) or not sealed.fits(0))
     if not ours:
         raise ForeignFileError(
-            f"{path} does not begin with a header of ours ({magic.decode(errors='replace')}...), so it was left alone: "
+            f"{path} has a foreign header ({magic.decode(errors='replace')}...) and was not changed: "
             "move it away, or choose another folder"
         )
     if header is None or sealed is None or not sealed.fits(0):

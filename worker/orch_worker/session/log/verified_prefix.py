@@ -67,7 +67,7 @@ class LineSpan(Struct, frozen=True, gc=False):
         except OSError as error:
             raise io_error("read", path, error) from error
         if crc32(lines, self.before) != self.after:
-            raise StoreError(f"{path} was changed by somebody else while it was open: run `orch fsck`")
+            raise StoreError(f"{path} was changed by another process while it was open: run `orch fsck`")
         return lines
 
 

@@ -29,7 +29,7 @@ async def chat(context: ToolContext, prompt: str, model: str | None = None, syst
         system: What the model is told before the prompt.
     """
     if not prompt.strip():
-        raise ToolError("The prompt is empty: say what the model is to answer.")
+        raise ToolError("The prompt is empty: write a question or task for the model.")
     spec = await context.call_root(FIND_MODEL, FindModel(model), context.seconds)
     backend = make_backend(spec, context.keys, context.own(RateLimitClient))
     backend.append_system(system or "", ())

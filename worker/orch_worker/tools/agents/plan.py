@@ -68,11 +68,11 @@ async def task_update(context: ToolContext, index: int, status: TaskStatus) -> s
     """
     agenda = _agenda(context)
     if not agenda.tasks:
-        raise ToolError("There are no tasks: task_create makes some.")
+        raise ToolError("The task list is empty: create tasks with task_create.")
     try:
         agenda.set_tasks(update_task(agenda.tasks, index, status))
     except IndexError:
-        raise ToolError(f"There is no task {index}: they are 1 to {len(agenda.tasks)}.") from None
+        raise ToolError(f"No task {index}: task numbers are 1 to {len(agenda.tasks)}.") from None
     return task_lines(agenda.tasks)
 
 

@@ -340,7 +340,7 @@ def _bits(name: str, bits: Iterable[Bit] | None) -> tuple[Bit, ...] | None:
         return None
     said = (bits,) if isinstance(bits, str) else tuple(bits)
     if unknown := [each for each in said if each not in BITS]:
-        raise ConfigError(f"tool {name!r}: there is no bit {unknown[0]!r}; there are {', '.join(BITS)}")
+        raise ConfigError(f"tool {name!r}: unknown bit {unknown[0]!r}; available: {', '.join(BITS)}")
     return tuple(bit for bit in BITS if bit in said)
 
 

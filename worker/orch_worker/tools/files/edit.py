@@ -59,7 +59,7 @@ def replace_in_file(
     with open_target(context, path) as target:
         before = target.read(MAX_EDITED)
         if before is None:
-            raise ToolError(f"There is no {path!r}.")
+            raise ToolError(f"File {path!r} does not exist.")
         try:
             text = before.decode()
         except UnicodeDecodeError as error:

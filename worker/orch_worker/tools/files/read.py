@@ -167,7 +167,7 @@ def _is_folder(target: Path, path: str, root: Path) -> bool:
     try:
         return stat.S_ISDIR(target.stat().st_mode)
     except FileNotFoundError:
-        raise ToolError(f"There is no {path!r}.{_similar(target, root)}") from None
+        raise ToolError(f"{path!r} does not exist.{_similar(target, root)}") from None
     except OSError as error:
         raise _unreadable(path, error) from error
 

@@ -135,7 +135,7 @@ def _locked(folder: int, path: str) -> Iterator[None]:
         except BlockingIOError:
             if waited >= MOST_WAITED:
                 raise ToolError(
-                    f"{path!r} was not changed: for {MOST_WAITED:g} s somebody else holds its folder locked. Try again."
+                    f"{path!r} was not changed: another process locked its folder for {MOST_WAITED:g} s. Try again."
                 ) from None
             sleep(pause)
             waited, pause = waited + pause, min(pause * 2, LONGEST_PAUSE)

@@ -58,7 +58,7 @@ def describe_variables(context: ToolContext, name: str | None = None, rows: Rows
         return _listed(bound)
     if name not in bound:
         known = f"bound are {', '.join(bound)}" if bound else "run_python has bound nothing"
-        raise ToolError(f"There is no {name!r}: {known}.")
+        raise ToolError(f"No variable {name!r}: {known}.")
     value = bound[name]
     if (table := table_of(value)) is not None:
         return f"{name}: {_described(table, rows, time.monotonic() + context.seconds * 0.8)}"

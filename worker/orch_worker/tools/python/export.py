@@ -30,9 +30,11 @@ async def export(context: ToolContext, name: str) -> ValueInfo:
     if SPELLING.fullmatch(name.strip()):
         return await asyncio.to_thread(stored_value, context, name)
     if not name.isidentifier():
-        raise NoValueError(f"{name!r} is no simple name and no handle such as .h_001: let the agent bind it to a name")
+        raise NoValueError(
+            f"{name!r} is neither a variable name nor a handle such as .h_001: let the agent assign the value to a name"
+        )
     if context.granted.isdisjoint(RUN):
-        raise NoValueError(f"there is no {name!r}: the agent has no run_python, so there are handles alone")
+        raise NoValueError(f"cannot read variable {name!r}: the agent has no run_python, so it has only handles")
     from .namespace import Namespace
 
     return await asyncio.to_thread(_bound, context, context.own(Namespace), name)

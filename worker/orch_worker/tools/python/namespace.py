@@ -336,7 +336,7 @@ def _raise_in(thread: threading.Thread, error: type[BaseException] | None) -> No
 
 
 def _no_input(prompt: object = "") -> str:
-    raise EOFError(f"nobody is there to answer {str(prompt)!r}")
+    raise EOFError(f"cannot read input for {str(prompt)!r}: run_python has no standard input")
 
 
 def _take(capture: OutputCapture, text: str) -> None:

@@ -97,7 +97,7 @@ async def git_diff(
         if len(shown) < len(names) or len(names) <= MOST_NAMED:
             where = shown  # and not what differs by now
         if len(where) > MOST_NAMED:
-            raise ToolError(f"{len(where):,} files differ: say which with path.")
+            raise ToolError(f"{len(where):,} files differ: choose some with path.")
     text = (await _git(context, "diff", *what, "--", *where) if where else "") or "No differences."
     return ToolOutput(text) if sieve is None else ToolOutput(text + sieve.note, marks=sieve.marks)
 

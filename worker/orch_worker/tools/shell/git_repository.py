@@ -66,11 +66,11 @@ def repository(folder: str) -> GitRepository:
     shared = _words(os.path.join(part, "commondir")).strip()
     common = os.path.realpath(os.path.join(part, shared)) if shared else part
     if not os.path.isdir(common):
-        raise ToolError(f"{top!r} is not a git repository: there is no folder {common!r}.")
+        raise ToolError(f"{top!r} is not a git repository: folder {common!r} does not exist.")
     if not (_is_below(common, top) and _is_below(part, top)) and not _names(part, common, top, link):
         raise ToolError(
-            f"{link!r} leads to {common!r}, a repository that does not name this folder as a work tree of its: not "
-            f"read. If it is, `git worktree repair`, or `git config core.worktree {top}` there, lets it say so."
+            f"{link!r} points to {common!r}, a repository that does not list this folder as a work tree. If it "
+            f"should, run `git worktree repair`, or `git config core.worktree {top}` there."
         )
     return GitRepository(top, part, common)
 

@@ -127,7 +127,7 @@ class Jobs:
         """Return the file with the output of the job `id`, also of an earlier process. Raises ToolError."""
         logs = self._logs()
         if id not in logs:
-            raise ToolError(f"There is no job {id!r}. Jobs: {', '.join(logs) or 'none'}.")
+            raise ToolError(f"No job {id!r}. Jobs: {', '.join(logs) or 'none'}.")
         return logs[id]
 
     def close(self) -> None:

@@ -53,11 +53,13 @@ def array_bytes(array: Any) -> bytes:
     numpy = sys.modules["numpy"]
     if type(array) not in (numpy.ndarray, numpy.memmap):
         raise EncodingError(
-            f"an array of type {type(array).__name__} is more than its numbers: make a plain one of it, as "
-            ".filled() of a masked one and numpy.asarray() of others do"
+            f"cannot store an array of type {type(array).__name__}: convert it to a plain array, with "
+            ".filled() for a masked array or numpy.asarray() for other types"
         )
     if array.dtype.hasobject:
-        raise EncodingError(f"an array of type {array.dtype} holds Python objects: make a list of it (.tolist())")
+        raise EncodingError(
+            f"cannot store an array of type {array.dtype}, because it holds Python objects: use .tolist()"
+        )
     into = io.BytesIO()
     numpy.save(into, array, allow_pickle=False)
     return into.getvalue()
@@ -159,7 +161,7 @@ def _column(column: Any, where: str, plain: Plain) -> dict[str, Any]:
     values = [None if each is pandas.NA or each is pandas.NaT else each for each in column.to_list()]
     name = str(dtype)
     if name not in ("object", "str", "string", "boolean") and not name.lstrip("U").startswith(("Int", "Float")):
-        raise EncodingError(f"{where} is of type {name}, for which there is no form: make text or numbers of it")
+        raise EncodingError(f"{where} is of type {name}, which is not supported: convert it to text or numbers")
     if name == "str":  # where it is missing is one thing
         values = [each if isinstance(each, str) else None for each in values]
     return {"values": plain(values, where), "dtype": name}
@@ -271,7 +273,7 @@ def decode_value(kind: Kind, data: bytes) -> Any:
     except BaseException as error:  # whatever a reader says of bytes that it does not understand
         if not isinstance(error, Exception) and type(error).__name__ != PANIC:
             raise
-        raise NotTransferableError(f"what is kept of it cannot be read: {type(error).__name__}: {error}") from error
+        raise NotTransferableError(f"cannot read the stored value: {type(error).__name__}: {error}") from error
 
 
 class _ValueWalk:

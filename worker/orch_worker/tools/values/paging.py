@@ -67,7 +67,7 @@ def parse_line_range(text: str, count: int) -> tuple[int, int]:
     """Return which of `count` lines "a:b" (or one number) means, as Python does. Raises ToolError."""
     match = RANGE.fullmatch(text)
     if match is None:
-        raise ToolError(f"{text!r} is no range: say it as in Python, such as '100:120', '-20:' or '7'.")
+        raise ToolError(f"Invalid range {text!r}: use Python syntax, such as '100:120', '-20:' or '7'.")
     if match[3] is not None:
         at = int(match[3])
         at += count if at < 0 else 0

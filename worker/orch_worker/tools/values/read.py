@@ -58,7 +58,7 @@ def _answer(values: ValueStore, handle: str, wanted: ReadRequest, stop_at: float
     if op == "schema":
         return "\n".join(value_schema(value)) or values.get(handle).head
     if pattern is None and op == "search":
-        raise ToolError("say what to search for: search takes a regular expression.")
+        raise ToolError("search needs a pattern: pass a regular expression.")
     if isinstance(value, str) and not lines and op in ("read", "search"):
         return _of_text(handle, value, wanted, stop_at)
     return _of_lines(value, wanted, stop_at)
@@ -76,7 +76,7 @@ def _of_lines(value: Any, wanted: ReadRequest, stop_at: float) -> str:
     elif op == "tail":
         start, stop = max(shown.count - count, 0), shown.count
     elif op == "slice" and not lines:
-        raise ToolError('say which lines: lines="100:120".')
+        raise ToolError('slice needs lines, such as lines="100:120".')
     if start >= stop and shown.count:
         raise ToolError(f"There are {shown.count:,} {shown.unit}s, numbered from 0; none in {lines!r}.")
     if stop - start == 1 and op in ("slice", "read"):

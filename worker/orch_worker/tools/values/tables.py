@@ -147,7 +147,7 @@ def _csv(file: BinaryIO, name: str) -> Table:
                 seen.uneven += len(row) != len(names)
                 yield dict(zip(names, map(parse_cell, row), strict=False))
         except csv.Error as error:
-            raise ToolError(f"{name!r} is no such table: {error}.") from error
+            raise ToolError(f"Cannot read {name!r} as a table: {error}.") from error
 
     kind = f"separated by {NAMED[separator]}{'' if headed or not first else ', without a header'}"
     return Table(kind, read(), names, notes=seen.notes)
@@ -208,7 +208,7 @@ def _json(file: BinaryIO, name: str) -> Table:
     try:
         value = msgspec.json.decode(file.read().removeprefix(codecs.BOM_UTF8))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ToolError(f"{name!r} is no JSON: {error}.") from error
+        raise ToolError(f"{name!r} is not valid JSON: {error}.") from error
     if (table := table_of(value)) is not None:
         return table
     if isinstance(value, dict):

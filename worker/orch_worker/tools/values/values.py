@@ -264,7 +264,7 @@ class ValueStore:
         """Return the file under `handle`. Raises ToolError when there is none, which says why."""
         name = handle_name(handle)
         if self._stash is None:
-            raise ToolError(f"There is no {handle!r}. Kept are: {', '.join(self) or 'none'}.")
+            raise ToolError(f"No value {handle!r}. Available: {', '.join(self) or 'none'}.")
         if (file := self._stash.files().get(name)) is not None:
             return file
         note = self._stash.noted(name)

@@ -182,7 +182,7 @@ async def _body(response: Response) -> tuple[bytes, bool]:
         try:
             body += decoder.decompress(chunk, room) if decoder else chunk[:room]
         except zlib.error as error:
-            raise ToolError(f"The answer is not the {encoding} it says it is: {error}.") from error
+            raise ToolError(f"Cannot decode the response as {encoding}: {error}.") from error
         unpacked += len(chunk) - (len(decoder.unconsumed_tail) if decoder else 0)
         if len(body) > RATIO_FROM and len(body) > MAX_RATIO * unpacked:
             raise ToolError(f"The answer unpacks to more than {MAX_RATIO} times its size: refused.")

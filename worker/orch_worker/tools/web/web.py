@@ -94,7 +94,7 @@ def page_text(page: FetchedPage, stop_at: float) -> str:
     kind = page.content_type.partition(";")[0].strip().lower()
     is_html = kind in ("text/html", "application/xhtml+xml") or (not kind and bool(_HTML.match(page.body)))
     if b"\0" in page.body[:SNIFF_BYTES] or kind.startswith(("image/", "audio/", "video/", "font/")):
-        raise ToolError(f"{page.url!r} is no text but {kind or 'binary'}, {len(page.body):,} bytes.")
+        raise ToolError(f"{page.url!r} is not text but {kind or 'binary'}, {len(page.body):,} bytes.")
     text = _decoded(page, is_html)
     return html_text(text, page.url, stop_at) if is_html else text
 
