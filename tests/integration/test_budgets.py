@@ -94,7 +94,7 @@ def test_a_budget_from_the_shell(shell: Shell, shop: Shop) -> None:
     assert shop.billed == []
     shell.run("spawn", "Read", "--max-cost", "0", code=2)
     unknown = shell.run("spawn", "Read", "--model", "acme:small", "--max-cost", "1", code=2).stderr.decode()
-    assert "acme:small cannot have a budget" in unknown
+    assert "cannot set a budget for acme:small" in unknown
 
     shell.data("spawn", "Read", "--name", "reader", "--tools", "list_files", "--max-cost", "0.20")
     reply = shell.data("query", "reader", "Read everything", code=5)

@@ -171,7 +171,7 @@ class TestCheckPriced:
         """What it shows, laid over what is known, does."""
         with pytest.raises(ConfigError, match=r"cannot set a budget for acme:a.*models\.json") as raised:
             check_priced(BackendSpec("acme", "a", msgspec.to_builtins(unknown)))
-        shown = str(raised.value).partition("million tokens: ")[2].replace("USD", "1.5")
+        shown = str(raised.value).partition("(orch daemon stop): ")[2].replace("USD", "1.5")
         [price] = msgspec.json.decode(shown)["models"]["acme"]["a"]["prices"]
         mended = msgspec.structs.replace(unknown, prices=(msgspec.convert(price, Price),), price_known=True)
         check_priced(BackendSpec("acme", "a", msgspec.to_builtins(mended)))

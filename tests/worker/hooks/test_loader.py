@@ -83,5 +83,5 @@ def test_switches_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     """What is switched off is never guessed."""
     assert read_switches(str(tmp_path / "none")) == frozenset()
     (tmp_path / "hooks.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot read .*hooks.json"):
+    with pytest.raises(ConfigError, match=r"cannot read .*hooks\.json"):
         read_switches(str(tmp_path / "hooks.json"))

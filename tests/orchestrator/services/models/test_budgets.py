@@ -326,17 +326,17 @@ async def test_what_has_no_known_price_has_no_budget(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"cannot set a budget for openai:gpt-unheard-of: its price is unknown"):
             await world.spawn("work", model=model, max_cost=1)
         agent = await world.spawn("work", model=model)
-        with pytest.raises(ConfigError, match="cannot have a budget"):
+        with pytest.raises(ConfigError, match="cannot set a budget for"):
             await agent.resume(max_cost=1)
         await world.spawn("work", model="ollama:anything", max_cost=1)
         assert len(await world.agents()) == 2
     config = nested(model=model, budget=BudgetConfig(max_cost_usd=1.0))
     async with opened(tmp_path, keys=keys, config=config) as world:
-        with pytest.raises(ConfigError, match="cannot have a budget"):
+        with pytest.raises(ConfigError, match="cannot set a budget for"):
             await world.spawn("work")
         parent = await world.scripted({"tool": "spawn_subagent", "input": {"task": "help"}}, "no", tools=NEST)
         await parent.query("go")
-        assert "cannot have a budget" in results(await parent.show())[0]
+        assert "cannot set a budget for" in results(await parent.show())[0]
 
 
 @pytest.mark.parametrize(("usd", "summarised"), [(4.5, True), (3.5, False)])
