@@ -74,5 +74,5 @@ async def test_an_idle_agent_hears_with_its_next_query_and_a_follow_up_is_one(wo
     reply = await agent.collect()
     assert reply is not None
     assert reply.text == "two"
-    with pytest.raises(ConfigError, match="text is empty"):
+    with pytest.raises(ConfigError, match="is empty"):
         await agent.steer(" ")
