@@ -265,7 +265,7 @@ class Client(threading.Thread):
 
     def holder(self, token: str) -> None:
         """Ask what holds an earlier turn, so that its process is there to be killed."""
-        archives = self.world.insist("archives", ref=self.agent)
+        archives = self.world.insist("list_archives", ref=self.agent)
         if archives:
             self.query(token, self.chance.choice(archives[-3:])["id"])
 

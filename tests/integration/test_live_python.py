@@ -122,7 +122,7 @@ async def test_values_that_cannot_be_had(tmp_path: Path) -> None:
         assert (await agent.collect(again=True)).text == "done"  # type: ignore[union-attr]
         for name, why in [
             ("f", "'f' cannot leave its process: a value of type function .* return what it computes instead"),
-            ("n['a']", "no simple name and no handle"),
+            ("n['a']", "neither a variable name nor a handle"),
             (".h_009", r"There is no '\.h_009'. The last handles: \.h_001"),
         ]:
             with pytest.raises(NoValueError, match=why):

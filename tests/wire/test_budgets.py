@@ -109,7 +109,7 @@ class TestRequests:
         assert lost < turn.usage.cost_usd < most
         talk.backend.append_user(HI)
         covered(talk, 15_000)
-        with pytest.raises(BudgetExceededError, match=r"failed requests took \$0\.2"):
+        with pytest.raises(BudgetExceededError, match=r"failed requests used \$0\.2"):
             await talk.turn()
         assert len(server.requests) == 3
         assert quote(talk).least.usd > lost  # it is owed, and the next response tells of it

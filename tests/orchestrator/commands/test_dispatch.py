@@ -85,7 +85,7 @@ async def test_what_looks_says_what_the_services_say(tmp_path: Path) -> None:
         assert (await agent.execute("/usage")).data["agent"]["spent"]["model_calls"] == 1
         assert (await agent.execute("/model")).text == "scripted"
         assert (await agent.execute("/thinking")).text == "as the model does by itself"
-        with pytest.raises(ConfigError, match="scripted is no model"):
+        with pytest.raises(ConfigError, match="scripted does not support a thinking level"):
             await agent.execute("/thinking low")
         assert (await agent.execute("/model extractive")).text == "extractive goes on with this conversation"
         assert (await agent.execute("/model")).text == "extractive"

@@ -127,7 +127,7 @@ class TestStream:
             "<- task_update",
             "   [x] 1. look",
             "   [>] 2. say\\x1b[2J",
-            "<- task_update error: No task 3",
+            "<- task_update error: There is no task 3",
             "steered: be brief",
             "continued: [go on]",
         ]

@@ -44,7 +44,7 @@ def test_what_is_added_is_listed_shown_and_forgotten(capsys: Captured, tmp_path:
     ("argv", "code", "says"),
     [
         (["add", " "], 2, "nothing to remember"),
-        (["add", "x" * 2_001], 2, "at most 2,000"),
+        (["add", "x" * 2_001], 2, "more than the limit of 2,000"),
         (["forget", "nobody"], 3, "no note with id 'nobody'"),
         (["show"], 2, "ID"),
     ],

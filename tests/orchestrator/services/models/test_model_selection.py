@@ -125,7 +125,7 @@ async def test_what_cannot_be_chosen_is_refused_and_changes_nothing(tmp_path: Pa
                 await agent.set_model(model)
         with pytest.raises(ConfigError, match="'very much' is none of off, minimal"):
             await agent.set_thinking("very much")
-        with pytest.raises(ConfigError, match="scripted is no model"):
+        with pytest.raises(ConfigError, match="scripted does not support a thinking level"):
             await agent.set_thinking("low")
         working = agent.submit("Well?")
         for change in (agent.set_model("extractive"), agent.set_thinking("low")):
@@ -152,7 +152,7 @@ def test_what_an_agent_was_made_with_holds_where_nothing_is_on_record() -> None:
 async def test_a_level_that_is_asked_for_is_the_one_that_holds(tmp_path: Path) -> None:
     """What a file from elsewhere has on record gives way to it; and a model that takes none is not asked for one."""
     async with opened(tmp_path) as o:
-        with pytest.raises(ConfigError, match="extractive is no model"):
+        with pytest.raises(ConfigError, match="extractive does not support a thinking level"):
             await o.spawn("work", model="extractive", thinking="low")
         with pytest.raises(ConfigError, match="'much' is none of off"):
             await o.spawn("work", model="extractive", thinking="much")
