@@ -1,4 +1,4 @@
-"""CPU of `orch list` with twenty agents and a warm daemon, against the smallest Python process."""
+"""CPU time of `orch list` with twenty agents and a running daemon, compared with the smallest Python process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORCH = str(Path(sys.executable).with_name("orch"))
 
 
 def cpu_ms(command: Sequence[str], env: Mapping[str, str]) -> float:
-    """Return the milliseconds of CPU, user and system, that `command` takes; its output is dropped."""
+    """Return the CPU milliseconds, user and system, that `command` takes. The output of `command` is discarded."""
     null = os.open(os.devnull, os.O_RDWR)
     actions = [(os.POSIX_SPAWN_DUP2, null, descriptor) for descriptor in (0, 1)]
     pid = os.posix_spawn(command[0], command, env, file_actions=actions)
@@ -32,7 +32,7 @@ def cpu_ms(command: Sequence[str], env: Mapping[str, str]) -> float:
 
 
 async def measure(args: Args) -> list[Row]:
-    """Start a daemon of its own with twenty agents, list them, and stop it."""
+    """Start a daemon with twenty agents, list the agents, and stop the daemon."""
     with harness.scratch() as home:
         env = {**os.environ, "ORCH_HOME": str(home)}
         (home / "config.toml").write_text(f"[subagents]\nmax_concurrent = {2 * AGENTS}\n")

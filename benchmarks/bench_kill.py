@@ -1,4 +1,7 @@
-"""What is left of fifty workers after kill -9 of their root, whatever they and the program around it were doing."""
+"""The processes that remain of fifty workers after kill -9 of their root.
+
+Each case is another state of the workers and of the program.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ CASES = {
 
 
 def stat(pid: int) -> list[str]:
-    """Return the fields of `/proc/<pid>/stat` from the third (state, parent, ...); nothing when it is gone."""
+    """Return the fields of `/proc/<pid>/stat` from the third on (state, parent, ...).
+
+    Return [] if the process is gone.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -41,7 +47,7 @@ def stat(pid: int) -> list[str]:
 
 
 def descendants(root: int) -> set[int]:
-    """Return the pids of everything below `root`."""
+    """Return the process ids of all processes below `root`."""
     parents = {int(name): stat(int(name)) for name in os.listdir("/proc") if name.isdigit()}
     found, grown = {root}, True
     while grown:
@@ -52,7 +58,7 @@ def descendants(root: int) -> set[int]:
 
 
 def until_all(pids: Iterable[int], holds: Callable[[list[str]], bool]) -> None:
-    """Wait until the stat fields of each process satisfy `holds`; TimeoutError after a minute."""
+    """Wait until the stat fields of each process satisfy `holds`. Raises TimeoutError after a minute."""
     deadline = monotonic() + UP_SECONDS
     for pid in pids:
         while not holds(stat(pid)):
@@ -62,7 +68,7 @@ def until_all(pids: Iterable[int], holds: Callable[[list[str]], bool]) -> None:
 
 
 def prepare(case: str, workers: list[int]) -> None:
-    """Bring the workers into the state that `case` is about."""
+    """Bring the workers into the state of the case `case`."""
     if case == "stopped":
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)
@@ -71,17 +77,20 @@ def prepare(case: str, workers: list[int]) -> None:
         ticks = {pid: int(stat(pid)[11]) for pid in workers}
         for pid in workers:
             os.kill(pid, signal.SIGUSR2)
-        # A worker that burns time of its own has entered the loop that it never leaves.
+        # A worker that uses CPU time has entered the loop that never ends.
         for pid in workers:
             until_all([pid], lambda fields, before=ticks[pid]: int(fields[11]) > before + 1)  # type: ignore[misc]
 
 
 def with_tools(root: int, workers: int) -> set[int]:
-    """Return everything below `root`, as soon as each worker's tool has left; TimeoutError after a minute."""
+    """Return all processes below `root` as soon as each worker's tool has left its session.
+
+    Raises TimeoutError after a minute.
+    """
     deadline = monotonic() + UP_SECONDS
     while True:
         below = descendants(root)
-        # Whoever has left everything behind leads a session of its own and sleeps.
+        # A process that has left its session and its parent leads its own session and sleeps.
         left = [pid for pid in below if (fields := stat(pid)) and int(fields[3]) == pid and name(pid) == "sleep"]
         if len(left) >= workers:
             return below
@@ -91,7 +100,7 @@ def with_tools(root: int, workers: int) -> set[int]:
 
 
 def name(pid: int) -> str:
-    """Return what a process runs, "" when it is gone."""
+    """Return the name of the program that a process runs, "" if the process is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -99,12 +108,15 @@ def name(pid: int) -> str:
 
 
 def gone(descriptors: Iterable[int]) -> tuple[float, int]:
-    """Return the ms until every pidfd says that its process has ended, and how many had not after one second."""
+    """Return the milliseconds until all processes have ended, and the number of processes that remain after one second.
+
+    `descriptors` are the pidfds of the processes.
+    """
     begin, left = perf_counter(), 0
     with selectors.DefaultSelector() as selector:
         for descriptor in descriptors:
             selector.register(descriptor, selectors.EVENT_READ)
-        # First nothing is waited for past one second, so that what is left then is counted then.
+        # Wait at most one second first, and count the processes that remain at that time.
         for seconds in (1.0, GIVE_UP_SECONDS):
             while selector.get_map() and (ahead := begin + seconds - perf_counter()) > 0:
                 for key, _ in selector.select(ahead):
@@ -115,7 +127,10 @@ def gone(descriptors: Iterable[int]) -> tuple[float, int]:
 
 
 def kill_once(home: Path, case: str) -> tuple[float, int]:
-    """Start a root, bring it to `case`, kill it, and return what `gone` does about all that was below it."""
+    """Start a root, bring it into the state `case`, and kill it.
+
+    Return the result of `gone` for all processes below the root.
+    """
     command = [sys.executable, ROOT_PROGRAM, str(home), case, str(WORKERS)]
     with ExitStack() as stack:
         root = stack.enter_context(
@@ -144,7 +159,7 @@ def kill_once(home: Path, case: str) -> tuple[float, int]:
 
 
 def kill(descriptor: int) -> None:
-    """End the process behind a pidfd, if it has not ended."""
+    """Kill the process of a pidfd, unless the process has ended."""
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     except ProcessLookupError:
@@ -152,7 +167,10 @@ def kill(descriptor: int) -> None:
 
 
 def measure(args: Args) -> list[Row]:
-    """Kill a root per case and round; the worst round counts for what is left, the median for the time."""
+    """Kill a root for each case and round.
+
+    The row for remaining processes shows the worst round. The row for the time shows the median.
+    """
     rows, most_left = [], 0
     with harness.scratch() as folder:
         for case, title in CASES.items():

@@ -1,4 +1,4 @@
-"""Private memory of a worker, after a collection of garbage, against a process that imported everything itself."""
+"""Private memory of a worker after a garbage collection, compared with a process that imported all modules itself."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ WITHOUT = {
     "heap_fill": "private memory after gc, lean worker, heap holes not filled (MiB; peer: filled)",
     "warm_up": "private memory after gc, lean worker, no rehearsal before the fork (MiB; peer: with it)",
 }
-"""Rows of preparations of the zygote that stay as long as a worker is more than 5 % larger without them."""
+"""The rows for preparations of the zygote. A preparation stays while a worker without it is more than 5 % larger."""
 QUERIED = ("after a scripted query", "<= 0.09", "<= 0.06")
 
 
 def private_mib(pid: int) -> float:
-    """Return the MiB that would be free again if `pid` ended."""
+    """Return the MiB that would become free if the process `pid` ended."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 async def preparations(args: Args, folder: Path) -> list[Row]:
-    """Weigh fresh lean workers of zygotes that leave out one preparation, and of one that has them all."""
+    """Measure new lean workers of zygotes that leave out one preparation, and of a zygote with all preparations."""
     import entries
 
     from orch import AsyncOrchestrator, Config, ScriptedBackend
@@ -50,14 +50,14 @@ async def preparations(args: Args, folder: Path) -> list[Row]:
 
 
 async def measure(args: Args) -> list[Row]:
-    """Weigh a worker of each template, before and after its first turn, and a plain worker, in every round."""
+    """Measure a worker of each template before and after its first turn, and a plain worker, in every round."""
     sys.path.append(str(harness.PEERS))
     import entries
     import zmq_echo
 
     from orch import AsyncOrchestrator, Config, ScriptedBackend
 
-    # Workers let nobody but root look into them, unless told to.
+    # The kernel shows the memory of a worker only if this variable is set.
     os.environ["ORCH_DEBUG_DUMPABLE"] = "1"
     weights: dict[tuple[str, str], list[float]] = {}
     with harness.scratch() as folder:
@@ -70,7 +70,7 @@ async def measure(args: Args) -> list[Row]:
                 )
                 for state, _, _ in (FRESH, QUERIED):
                     os.kill(agent.pid, signal.SIGUSR1)
-                    # The signal interrupts its waiting, so the ping is answered after the collection.
+                    # The signal interrupts the waiting worker, so the worker answers the ping after the collection.
                     await agent.ping()
                     weights.setdefault((template, state), []).append(private_mib(agent.pid))
                     if state == FRESH[0]:

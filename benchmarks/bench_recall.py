@@ -1,4 +1,4 @@
-"""Search over many archives, against reading all of their text: by ripgrep, and by a scan in Python."""
+"""Search in many archives, compared with reading all of their text by ripgrep and by a scan in Python."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ARCHIVES, STEPS, WORDS = 10_000, 6, 850
 QUERIES = 500
 TOP = 10
 SHARES = {"identifier": 0.2, "part": 0.2, "path": 0.2, "error": 0.2, "number": 0.1, "wide": 0.05, "common": 0.05}
-"""What people look for, and how often."""
+"""The kinds of queries, and the share of each kind."""
 
 
 def measure(args: Args) -> list[Row]:
-    """Fill a folder, index it, and ask."""
+    """Fill a folder with archives, build the index, and run the queries."""
     count = ARCHIVES // 20 if args.quick else ARCHIVES
     with harness.scratch() as folder:
         archive = ArchiveStore.open(folder / "archive")
@@ -47,7 +47,10 @@ def measure(args: Args) -> list[Row]:
 
 
 def fill(archive: ArchiveStore, count: int, queries: int) -> tuple[list[tuple[str, str, str]], int]:
-    """Archive `count` turns; return what to ask (kind, query, id of the archive that holds it), and bytes of text."""
+    """Archive `count` turns. Return the queries and the number of bytes of text.
+
+    A query is a tuple of kind, text, and the id of the archive that contains the text.
+    """
     worker = Worker(5)
     record = ArchiveRecord("", 0, "turn", "t", 0, 1, 2, STEPS, 1, 9000, 0, "", "orch", "done", "because")
     kinds = worker.random.choices(list(SHARES), list(SHARES.values()), k=queries)
@@ -65,7 +68,7 @@ def fill(archive: ArchiveStore, count: int, queries: int) -> tuple[list[tuple[st
 
 
 def query(worker: Worker, kind: str, needles: dict[str, str]) -> str:
-    """Return what somebody types who looks for `needles`, or for a word that is everywhere."""
+    """Return the query of a user who searches for `needles`, or for a word that every archive contains."""
     match kind:
         case "part":
             return needles["identifier"].partition("_")[2]
@@ -80,9 +83,9 @@ def query(worker: Worker, kind: str, needles: dict[str, str]) -> str:
 def questions(
     search: Search, archive: ArchiveStore, asked: list[tuple[str, str, str]], count: int, *, create: bool
 ) -> list[Row]:
-    """Return how long the answers take, and how often the right archive is among the first ten.
+    """Return the time of the answers, and how often the right archive is among the first ten hits.
 
-    With `create` ripgrep is installed where it is missing.
+    If `create` is True, ripgrep is installed if it is missing.
     """
     ours, right = [], 0
     for kind, text, id in asked:
@@ -116,24 +119,24 @@ def questions(
 
 
 def faster(figure: str, ours: list[float], peer: list[float], share: float, must: str, aim: str) -> Row:
-    """Return the row that compares one quantile of both."""
+    """Return the row that compares one quantile of both series."""
     return harness.compared(figure, [at(ours, share)], [at(peer, share)], must=must, aim=aim, inverse=True)
 
 
 def at(values: list[float], share: float) -> float:
-    """Return the value that `share` of `values` do not exceed."""
+    """Return the quantile `share` of `values`."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return how many seconds `work` takes."""
+    """Return the seconds that `work` takes."""
     begin = perf_counter()
     work()
     return perf_counter() - begin
 
 
 def scan(files: list[Path], text: str) -> list[Path]:
-    """Return the files in which `text` stands, by reading all of them."""
+    """Read all `files` and return those that contain `text`."""
     found = []
     for file in files:
         with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as data:
@@ -143,7 +146,7 @@ def scan(files: list[Path], text: str) -> list[Path]:
 
 
 def ripgrep(rg: str, folder: Path, text: str) -> None:
-    """Have ripgrep name the files with `text`; exit code 1 is its word for none."""
+    """Run ripgrep to list the files that contain `text`. Its exit code is 1 if there are none."""
     command = [rg, "-F", "-l", "--no-ignore", "--glob", "*.jsonl", "-e", text, str(folder)]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=60)
     if done.returncode > 1:

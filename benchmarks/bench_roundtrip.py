@@ -1,4 +1,7 @@
-"""What one round trip costs: a ping against plain ZeroMQ, a scripted turn against a Ray actor that writes the same."""
+"""The time of a round trip.
+
+The bench compares a ping with plain ZeroMQ, and a scripted turn with a Ray actor that writes the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ POWER = ("the same, durability=power (us; peer: Ray actor, same bytes, two fdata
 
 
 async def timed(times: int, once: Callable[[], Awaitable[Any]]) -> float:
-    """Return the median microseconds of `times` calls."""
+    """Return the median time of `times` calls in microseconds."""
     taken = []
     for _ in range(times):
         begin = perf_counter()
@@ -33,7 +36,7 @@ async def timed(times: int, once: Callable[[], Awaitable[Any]]) -> float:
 
 
 def last_turn(home: Path) -> list[str]:
-    """Return the lines that the last turn of the only agent under `home` wrote into its session file."""
+    """Return the lines of the last turn in the session file of the only agent under `home`."""
     (file,) = (path for path in home.rglob("*.jsonl") if '"type":"session"' in path.read_text().partition("\n")[0])
     lines = file.read_text().splitlines(keepends=True)[-3:]
     if '"turn_end"' not in lines[-1]:
@@ -42,7 +45,7 @@ def last_turn(home: Path) -> list[str]:
 
 
 async def pings(args: Args, folder: Path) -> Row:
-    """Ping one agent, and one bare DEALER, with 1 KB."""
+    """Send pings of 1 KB to one agent, and to one plain DEALER."""
     import zmq_echo
 
     from orch import AsyncOrchestrator, ScriptedBackend
@@ -62,14 +65,14 @@ async def pings(args: Args, folder: Path) -> Row:
 
 
 async def turns(args: Args, folder: Path, durability: str, ray: harness.Peer | None, reason: str) -> Row:
-    """Query one agent, and one Ray actor that writes the bytes which that agent's turn wrote."""
+    """Query one agent, and one Ray actor that writes the bytes of the agent's turn."""
     from orch import AsyncOrchestrator, Config, ScriptedBackend
 
     figure, must, aim = TURN if durability == "process" else POWER
     home = folder / durability
     async with AsyncOrchestrator(config=Config(durability=durability), home=home) as orchestrator:
         agent = await orchestrator.spawn("nothing", backend=ScriptedBackend([{"loop": ["ok"]}]))
-        # The first turn carries the task as well: the second is like all that follow.
+        # The first turn also contains the task. The second turn is like all later turns.
         for _ in range(2):
             await agent.query(PROMPT)
         sides: dict[str, harness.Side] = {"ours": lambda: timed(TURNS, lambda: agent.query(PROMPT))}
@@ -89,7 +92,7 @@ async def turns(args: Args, folder: Path, durability: str, ray: harness.Peer | N
 
 
 async def measure(args: Args) -> list[Row]:
-    """Measure the pings, then the turns with Ray beside them when it is there."""
+    """Measure the pings, then the turns. If Ray is installed, measure the turns with Ray too."""
     sys.path.append(str(harness.PEERS))
     ray, reason = None, ""
     with harness.scratch() as folder:

@@ -1,4 +1,4 @@
-"""Cold start of a root, and from a spawn to the first answered ping, against new processes of every kind."""
+"""The cold start of a root, and the time from a spawn to the first answered ping. The peers are other new processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import Args, Row
 
 SPAWNS_A_ROUND = 5
 
-# A program of its own, so that whatever the library puts off until it is used counts here.
+# A separate program, so that the measurement includes code that the library loads on first use.
 COLD_START = """
 import sys, time
 from pathlib import Path
@@ -28,13 +28,13 @@ with Orchestrator(home=Path(sys.argv[1])) as o:
 
 
 def cold_start(home: Path) -> float:
-    """Return the seconds from `Orchestrator()` to the first ping, in a new program."""
+    """Return the seconds from `Orchestrator()` to the first ping in a new program."""
     command = [sys.executable, "-P", "-c", COLD_START, str(home)]
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout)
 
 
 async def measure(args: Args) -> list[Row]:
-    """Run every side in the same rounds."""
+    """Measure all sides in the same rounds."""
     sys.path.append(str(harness.PEERS))
     import zmq_echo
 

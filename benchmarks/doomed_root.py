@@ -1,7 +1,8 @@
-"""A program with fifty agents that says so and waits to be killed. Usage: doomed_root.py HOME CASE WORKERS.
+"""A program with fifty agents. It reports that it is ready, and waits until it is killed. Usage: doomed_root.py HOME
+CASE WORKERS.
 
-Prints one JSON line: `workers`, the pids of its workers, and `spared`, those of children of its own. `CASE` is one of
-bench_kill's; what concerns the program itself happens here, the rest from outside.
+The program prints one JSON line. `workers` contains the process ids of its workers, and `spared` those of its own
+children. `CASE` is a case of bench_kill. This program prepares its own part of the case; bench_kill prepares the rest.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import sys
 from pathlib import Path
 
 LEAVES = "(trap '' TERM HUP; setsid sleep 600 & ) & sleep 600"
-"""A command whose child leads a session of its own, has no parent left, and ignores polite signals."""
+"""A command whose child leads its own session, has no parent, and ignores SIGTERM and SIGHUP."""
 
 
 def fork_child(case: str) -> list[int]:
-    """Fork as a user's program might: once all is up, with everything it has open, and a child that stays."""
+    """Fork a child process after the start of all workers, as a user's program may do.
+
+    The child inherits all open files.
+    """
     if case not in ("forked", "forked_in_c"):
         return []
     libc = ctypes.CDLL(None)
-    # libc's own fork runs none of Python's at-fork handlers: the child keeps every descriptor.
+    # The fork function of libc runs none of Python's at-fork handlers, so the child keeps every descriptor.
     pid = libc.fork() if case == "forked_in_c" else os.fork()
     if pid == 0:
         while True:
@@ -32,7 +36,7 @@ def fork_child(case: str) -> list[int]:
 
 
 async def main(home: Path, case: str, workers: int) -> None:
-    """Start the agents, speak, wait."""
+    """Start the agents, print the line, and wait."""
     from entries import launcher
 
     from orch import AsyncOrchestrator, Config, ScriptedBackend, SubagentsConfig

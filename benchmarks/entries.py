@@ -1,7 +1,7 @@
-"""A worker for benches alone: an ordinary one that two signals make do what no tool would.
+"""A worker for benches. It is an ordinary worker with handlers for two signals.
 
-SIGUSR1 collects garbage, SIGUSR2 enters C and never gives the interpreter lock back. `launcher` is for
-AsyncOrchestrator. With ORCH_BENCH_WITHOUT in the environment the zygote leaves out one preparation of its heap.
+SIGUSR1 starts a garbage collection. SIGUSR2 enters C code and never releases the interpreter lock. `launcher` is for
+AsyncOrchestrator. If ORCH_BENCH_WITHOUT is in the environment, the zygote leaves out one preparation of its heap.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-# At the top, as in the ordinary entry's module: what is imported after the fork would be private memory.
+# These imports are at the top, as in the ordinary module, because imports after the fork would use private memory.
 from orch_worker.process import zygote
 from orch_worker.process.main import main as serve
 
@@ -26,24 +26,24 @@ elif os.environ.get(WITHOUT) == "warm_up":
 
 
 def collect(*_: object) -> None:
-    """Collect everything that can be."""
+    """Run a full garbage collection."""
     gc.collect()
 
 
 def hold_lock(*_: object) -> None:
-    """Run in C for ever: no bytecode, so no signal handler and no other thread, ever again."""
+    """Run in C forever. No bytecode, no signal handler and no other thread runs after this call."""
     sum(itertools.repeat(0))
 
 
 def main(**birth: Any) -> int:
-    """Be the worker that it would have been, with the two handlers in place."""
+    """Run as an ordinary worker with the two signal handlers."""
     signal.signal(signal.SIGUSR1, collect)
     signal.signal(signal.SIGUSR2, hold_lock)
     return serve(**birth)
 
 
 def launcher(run_id: str, folder: Path) -> Any:
-    """Return the launcher whose workers are these."""
+    """Return the launcher that starts these workers."""
     from orch.processes.zygote import ZygoteLauncher
 
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)

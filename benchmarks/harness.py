@@ -1,8 +1,8 @@
-"""What every bench shares: arguments, interleaved rounds, medians, rows, and the one thing it prints.
+"""The code that all benches share: arguments, interleaved rounds, medians, rows and the printed table.
 
-A bench is a module with `measure(args) -> list[Row]` that ends in `main(measure)`. Both sides of a comparison run
-inside the same rounds on the same CPUs, in turns of alternating order, so that a slow phase of the machine falls on
-both; a figure is the median over rounds, a ratio the median of the rounds' own ratios.
+A bench is a module with a function `measure(args) -> list[Row]` that ends in `main(measure)`. Both sides of a
+comparison run in the same rounds, on the same CPUs and in alternating order. A slow phase of the machine therefore
+affects both sides. A figure is the median over rounds. A ratio is the median of the ratios of all rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ Side = Callable[[], float | Awaitable[float]]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `ratio` is held against `must` and `aim`; without a peer, `ours` itself is."""
+    """One line of the table.
+
+    `must` and `aim` are bounds of `ratio`. Without a peer, they are bounds of `ours`.
+    """
 
     figure: str
     ours: float | None
@@ -55,9 +58,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Args:
-    """How to run: `rounds` interleaved rounds on the CPUs `affinity`, on the recorded sessions `files`.
+    """How to run a bench.
 
-    `python` is an interpreter with another version of orch, for the benches that compare versions.
+    The bench runs `rounds` interleaved rounds on the CPUs `affinity`, with the recorded sessions `files`. `python` is
+    an interpreter with another version of orch, for benches that compare versions.
     """
 
     quick: bool
@@ -69,7 +73,7 @@ class Args:
 
 
 def satisfies(value: float, bound: str) -> bool:
-    """Return whether `value` keeps `bound`, such as "<= 0.5", ">= 50" or "== 0"."""
+    """Return whether `value` satisfies `bound`, such as "<= 0.5", ">= 50" or "== 0"."""
     operator, _, limit = bound.partition(" ")
     return {"<=": value <= float(limit), ">=": value >= float(limit), "==": value == float(limit)}[operator]
 
@@ -77,7 +81,10 @@ def satisfies(value: float, bound: str) -> bool:
 def compared(
     figure: str, ours: Sequence[float], peer: Sequence[float], *, must: str, aim: str, inverse: bool = False
 ) -> Row:
-    """Return the row of two series measured in the same rounds. `inverse`: the ratio is peer / ours ("x faster")."""
+    """Return the row for two series that were measured in the same rounds.
+
+    If `inverse` is True, the ratio is peer / ours, which means "x times faster".
+    """
     if not ours or len(ours) != len(peer):
         raise ValueError(f"{figure}: {len(ours)} rounds of ours against {len(peer)} of the peer's")
     pairs = zip(peer, ours, strict=True) if inverse else zip(ours, peer, strict=True)
@@ -86,17 +93,20 @@ def compared(
 
 
 def counted(figure: str, value: float, *, must: str, aim: str = "") -> Row:
-    """Return the row of a figure that has no peer."""
+    """Return the row for a figure without a peer."""
     return Row(figure, _short(value), None, None, must, aim or must, satisfies(value, must))
 
 
 def skipped(figure: str, reason: str, *, must: str, aim: str, ours: Sequence[float] = ()) -> Row:
-    """Return the row of a comparison whose peer is missing; `ours` is shown when it was measured."""
+    """Return the row for a comparison without a peer. If `ours` was measured, the row shows it."""
     return Row(figure, _short(median(ours)) if ours else None, None, None, must, aim, None, reason)
 
 
 async def interleave(rounds: int, **sides: Side) -> dict[str, list[float]]:
-    """Run every side once a round, in alternating order, and return each side's values. A first round is not kept."""
+    """Run every side once in each round, in alternating order.
+
+    Return the values of each side. The first round is discarded.
+    """
     values: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds + 1):
         for name in reversed(sides) if number % 2 else sides:
@@ -109,14 +119,14 @@ async def interleave(rounds: int, **sides: Side) -> dict[str, list[float]]:
 
 
 def timed_pass() -> float:
-    """Return the seconds that the smallest Python process takes from start to end."""
+    """Return the seconds from the start to the end of the smallest Python process."""
     begin = perf_counter()
     subprocess.run(PASS, check=True, stdin=subprocess.DEVNULL)
     return perf_counter() - begin
 
 
 class Peer:
-    """A peer program that answers each JSON line on stdin with one on stdout."""
+    """A peer program. It answers each JSON line on stdin with a JSON line on stdout."""
 
     def __init__(self, python: str | Path, script: str, *arguments: str, env: dict[str, str] | None = None) -> None:
         self.name = script
@@ -134,7 +144,10 @@ class Peer:
         return self._process.pid
 
     def ask(self, **question: Any) -> Any:
-        """Return the answer to `question`; RuntimeError when the peer is gone or silent for PEER_SECONDS."""
+        """Return the answer to `question`.
+
+        Raises RuntimeError if the peer has ended, or does not answer within PEER_SECONDS.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(question) + "\n")
@@ -147,7 +160,7 @@ class Peer:
         return json.loads(line)
 
     def close(self) -> None:
-        """Let the program leave (its stdin ends), or end it after 30 s."""
+        """Close the stdin of the program, so that it exits. Kill the program after 30 s."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -161,7 +174,10 @@ class Peer:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Give a folder on the checkout's own disk (the system's may be memory, where a sync costs nothing)."""
+    """Yield a temporary folder on the disk of the checkout.
+
+    The temporary folder of the system may be in memory, where a sync costs nothing.
+    """
     folder = Path(tempfile.mkdtemp(dir=venvs.SCRATCH, prefix="t"))
     try:
         yield folder
@@ -180,9 +196,9 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def recordings(given: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the recorded sessions to measure on: those `given`, else all in the folder that RECORDINGS names.
+    """Return the recorded sessions to measure. These are `given`, or all sessions in the folder that RECORDINGS names.
 
-    Raises ValueError when none are there.
+    Raises ValueError if that folder contains no sessions.
     """
     if given or not os.environ.get(RECORDINGS):
         return tuple(given)
@@ -193,7 +209,10 @@ def recordings(given: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def parse_affinity(text: str, allowed: frozenset[int]) -> frozenset[int]:
-    """Return the CPUs that `text` names: "one" (the first allowed), "all", or numbers such as "0,1"."""
+    """Return the CPUs that `text` names.
+
+    `text` is "one" for the first allowed CPU, "all", or numbers such as "0,1".
+    """
     if text == "one":
         return frozenset({min(allowed)})
     if text == "all":
@@ -214,7 +233,7 @@ def main(
     rounds: int = 15,
     quick_rounds: int = 3,
 ) -> None:
-    """Run a bench from its command line, under the interpreter that has the wheel, and print its rows."""
+    """Run a bench from its command line and print its rows. The interpreter of the bench has the wheel of orch."""
     parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(measure)))
     parser.add_argument("--quick", action="store_true", help="few rounds, and no peer is installed for it")
     parser.add_argument("--json", action="store_true", help="print one JSON array of rows instead of a table")
@@ -254,5 +273,5 @@ async def _awaited(found: Awaitable[list[Row]]) -> list[Row]:
 
 
 def _short(value: float) -> float:
-    """Return `value` with three significant digits, which is all that a median of a few rounds knows."""
+    """Return `value` with three significant digits. The median of a few rounds is not more precise."""
     return float(f"{value:.3g}")

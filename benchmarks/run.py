@@ -1,6 +1,6 @@
-"""Run every bench, and write what they found into README.md between its two markers.
+"""Run all benches and write the results into README.md between two markers.
 
-With `--quick` nothing is written: a few rounds say whether the benches work, not what the figures are.
+With `--quick`, nothing is written. A few rounds show whether the benches work, but not what the figures are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BENCH_SECONDS = 3600
 
 
 def between(text: str, body: str) -> str:
-    """Return `text` with `body` in place of what stands between the markers; ValueError unless each is there once."""
+    """Return `text` with `body` between the markers. Raises ValueError unless each marker occurs exactly once."""
     if text.count(START) != 1 or text.count(END) != 1 or text.index(START) > text.index(END):
         raise ValueError(f"expected one {START} and, after it, one {END}")
     head, _, rest = text.partition(START)
@@ -52,7 +52,9 @@ def between(text: str, body: str) -> str:
 
 
 def machine() -> str:
-    """Return what the figures depend on, in one sentence, with the day they were taken."""
+    """Return one sentence about the machine and the software that the figures depend on, with the date of the
+    measurement.
+    """
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     cpu = models[0].partition(":")[2].strip() if models else platform.machine()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -63,7 +65,7 @@ def machine() -> str:
 
 
 def rows_of(bench: str, flags: list[str]) -> list[Row]:
-    """Run one bench and return its rows; one row that says so when it fails."""
+    """Run one bench and return its rows. If the bench fails, return one row that states this."""
     print(f"{bench} ...", file=sys.stderr, flush=True)
     command = [sys.executable, str(HERE / bench), "--json", *flags]
     try:
@@ -76,7 +78,10 @@ def rows_of(bench: str, flags: list[str]) -> list[Row]:
 
 
 def main() -> None:
-    """Run the benches; exit with 1 when one of them failed or, with `--check`, when a figure was missed."""
+    """Run the benches.
+
+    The exit code is 1 if a bench failed. With `--check`, it is also 1 if a figure missed its bound.
+    """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="few rounds, nothing installed for peers, no README")
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of a table")

@@ -1,4 +1,4 @@
-"""Made-up work of agents, for benches: turns of a given size with facts planted in them."""
+"""Synthetic work of agents, for benches. The module creates turns of a given size with planted facts."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ WIDE = "水泵阀门压力温度开关电机管道流量传感器系统记录错
 
 
 class Worker:
-    """Makes turns, each different, the same ones for the same seed."""
+    """Creates turns. All turns differ. The same seed results in the same turns."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         letters = "abcdefghijklmnopqrstuvwxyz"
         self._words = ["".join(self.random.choices(letters, k=self.random.randint(2, 9))) for _ in range(VOCABULARY)]
         self.common = self._words[:20]
-        """Words that are in nearly every turn."""
+        """Words that nearly every turn contains."""
         self._weights = list(accumulate(1 / (rank + 3) for rank in range(VOCABULARY)))
 
     def text(self, words: int) -> str:
-        """Return so many words, common ones more often."""
+        """Return `words` words. Common words occur more often."""
         return " ".join(self.random.choices(self._words, cum_weights=self._weights, k=words))
 
     def identifier(self) -> str:
-        """Return a name of a function that nothing else is called."""
+        """Return a unique name of a function."""
         first, second = self.random.choices(self._words, k=2)
         return f"{first}_{second}{self.random.randint(10, 99999)}"
 
     def needles(self, number: int) -> dict[str, str]:
-        """Return what to plant in turn `number`: one text of each kind that people look for."""
+        """Return the texts to plant in the turn `number`, one text of each kind of query."""
         chance = self.random
         return {
             "identifier": f"{self.identifier()}_n{number}",
@@ -45,7 +45,10 @@ class Worker:
         }
 
     def turn(self, number: int, steps: int, words: int, needles: dict[str, str] | None = None) -> list[Message]:
-        """Return turn `number`: `steps` calls with results of `words` words, `needles` somewhere in them."""
+        """Return the turn `number`.
+
+        It has `steps` calls with results of `words` words, and `needles` at random places.
+        """
         planted = list((needles or {}).values())
         messages = [user(f"Work on item {number}: {self.text(12)}")]
         for step in range(steps):

@@ -1,9 +1,9 @@
-"""The two environments under `.bench/`: `own` with a wheel of this checkout, `peers` with what it is compared to.
+"""The two environments in `.bench/`. `own` contains a wheel of this checkout, and `peers` contains the programs for
+comparison.
 
-Each peer is installed when a bench first needs it, and only that one.
-
-Benches measure what a user installs, so they run against the wheel and never against the checkout. Standard library
-only: this runs before either environment exists. Everything it says goes to stderr.
+A peer is installed when a bench first needs it. Benches measure what a user installs, so they run with the wheel and
+never with the checkout. This module uses only the standard library, because it runs before the environments exist. All
+its messages go to stderr.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ INSTALL_SECONDS = 1200
 
 
 class MissingPeerError(Exception):
-    """A peer is not installed; the message is the reason a row shows."""
+    """A peer is not installed. The message is the reason that the row shows."""
 
 
 def own_python() -> Path:
-    """Return the interpreter that has a wheel of the checkout as it is now, building both when needed."""
+    """Return the interpreter of an environment with a wheel of the current checkout. Build both if necessary."""
     with _locked("own"):
         python, stamp, digest = _python("own"), SCRATCH / "own.stamp", _digest()
         if not python.exists() or not stamp.exists() or stamp.read_text() != digest:
@@ -49,9 +49,9 @@ def own_python() -> Path:
 
 
 def peer(requirement: str, *, create: bool) -> Path:
-    """Return the folder of programs of the environment of peers, with `requirement` in it.
+    """Return the folder of programs in the environment of peers. The environment contains `requirement`.
 
-    Raises MissingPeerError when that is not installed, and `create` is false or it cannot be.
+    Raises MissingPeerError if `requirement` is not installed and `create` is False, or if it cannot be installed.
     """
     name = requirement.partition(">")[0]
     venv = SCRATCH / "peers"
@@ -67,7 +67,8 @@ def peer(requirement: str, *, create: bool) -> Path:
                 shutil.rmtree(venv, ignore_errors=True)
                 _venv("peers")
                 made.write_text(sys.version)
-            # Programs come as wheels or not at all: what a compiler here makes of them is another peer elsewhere.
+            # Install programs only from wheels, because a locally compiled program would be a different peer on each
+            # machine.
             _pip(python, "install", "--only-binary", name, requirement)
         except (subprocess.SubprocessError, OSError) as error:
             raise MissingPeerError(f"{name} could not be installed: {error}") from error
@@ -76,7 +77,10 @@ def peer(requirement: str, *, create: bool) -> Path:
 
 
 def reexec_in_own() -> None:
-    """Become the same command under `own`'s interpreter, unless this is it; then refuse a checkout on the path."""
+    """Run the same command with the interpreter of `own`, unless this process already uses it.
+
+    If this process already uses it, raise an error if the checkout is on the import path.
+    """
     if Path(sys.prefix) != SCRATCH / "own":
         python = str(own_python())
         sys.stdout.flush()
@@ -88,7 +92,7 @@ def reexec_in_own() -> None:
 
 
 def passed_on(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what of `env` a bench is run with: nothing that leads to a checkout or sets orch."""
+    """Return the variables of `env` for a bench. Variables that name a checkout or configure orch are left out."""
     ours = ("PYTHONPATH", "ORCH_")
     return {name: value for name, value in env.items() if not name.startswith(ours)}
 
@@ -103,7 +107,8 @@ def _python(name: str) -> Path:
 
 def _venv(name: str) -> None:
     print(f"making {SCRATCH / name} ...", file=sys.stderr)
-    # The base interpreter: a venv made from a venv would resolve sys.executable through both.
+    # Use the base interpreter. In a venv that was made from a venv, sys.executable would be the interpreter of the
+    # first venv.
     base = getattr(sys, "_base_executable", sys.executable)
     subprocess.run([base, "-m", "venv", str(SCRATCH / name)], check=True, stdout=sys.stderr)
 
@@ -115,7 +120,7 @@ def _pip(python: Path, verb: str, *arguments: str) -> None:
 
 
 def _digest() -> str:
-    """Return a hash of the interpreter and of every file that goes into the wheel."""
+    """Return a hash of the interpreter and of every file that the wheel contains."""
     digest = hashlib.sha256(sys.version.encode())
     for source in SOURCES:
         path = ROOT / source

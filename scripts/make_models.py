@@ -1,8 +1,9 @@
-"""Make `worker/orch_worker/backends/models.json` from a price list and `providers.toml`.
+"""Create `worker/orch_worker/backends/models.json` from a price list and `providers.toml`.
 
     pip download --no-deps litellm && python scripts/make_models.py litellm-*.whl
 
-The price list is the one that comes with litellm (MIT licence), taken from the wheel without installing it.
+The price list is part of the litellm package (MIT licence). This script reads it from the wheel without installing the
+package.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ PER_TOKEN: Final = {
 }
 TIER: Final = re.compile(r"input_cost_per_token_above_(\d+)k_tokens")
 REASONING_SECONDS: Final = 1800
-"""How long a model that reasons may go without content."""
+"""Time limit in seconds without content, for a model that reasons."""
 DATED: Final = re.compile(r"-\d{4}-?\d{2}-?\d{2}")
 NOT_FOR_AGENTS: Final = re.compile(r"^ft:|/|audio|search|deep-research|computer-use")
 
 
 def prices(record: Mapping[str, Any]) -> list[dict[str, float]]:
-    """Return the prices in USD per million tokens, the tiers for long prompts last."""
+    """Return the prices in USD per million tokens. The prices for long prompts come last."""
     above = sorted(int(match[1]) for key in record if (match := TIER.fullmatch(key)))
     found = []
     for thousands in (0, *above):
@@ -46,7 +47,10 @@ def prices(record: Mapping[str, Any]) -> list[dict[str, float]]:
 
 
 def thinking(provider: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that say which levels of thinking a model takes, and how; none where the list does not know."""
+    """Return the flags that state the supported thinking levels of a model, and how to request them.
+
+    Return {} if the price list does not contain this information.
+    """
     if named := record.get("reasoning_effort_levels"):
         return {"thinks": named}
     if not record.get("supports_reasoning"):
@@ -69,7 +73,7 @@ def _more(record: Mapping[str, Any]) -> list[str]:
 
 
 def entry(provider: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one model as models.json has it."""
+    """Return the entry of one model in models.json."""
     made: dict[str, Any] = {"context": record["max_input_tokens"], "output": record["max_output_tokens"]}
     flags: dict[str, Any] = {}
     if provider == "openai":
@@ -89,7 +93,7 @@ def entry(provider: str, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def models(listed: Mapping[str, Mapping[str, Any]], provider: str) -> dict[str, Any]:
-    """Return the models of `provider` that can work with tools; a dated name that adds nothing is left out."""
+    """Return the models of `provider` that support tools. A dated name without additional information is left out."""
     found = {}
     for key, record in sorted(listed.items()):
         name = key.removeprefix(f"{provider}/")
@@ -107,7 +111,7 @@ def models(listed: Mapping[str, Mapping[str, Any]], provider: str) -> dict[str, 
 
 
 def make(listed: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the content of models.json; what `own` says of a model beats the list."""
+    """Return the content of models.json. The data in `own` overrides the data of the price list."""
     return {
         "source": f"{source}: {LIST.partition('/')[2]}; {LICENCE}",
         "made_by": "scripts/make_models.py",
@@ -121,7 +125,7 @@ def make(listed: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any], source
 
 
 def dump(made: Mapping[str, Any]) -> str:
-    """Return the JSON text, one model a line."""
+    """Return the JSON text with one model on each line."""
     rows = {
         provider: ",\n".join(f"   {json.dumps(name)}: {json.dumps(model)}" for name, model in found.items())
         for provider, found in made["models"].items()
@@ -132,7 +136,7 @@ def dump(made: Mapping[str, Any]) -> str:
 
 
 def main(path: str) -> None:
-    """Write models.json from the wheel, or the JSON file, at `path`."""
+    """Write models.json from the file at `path`, which is the wheel or a JSON file."""
     if path.endswith(".whl"):
         with zipfile.ZipFile(path) as wheel:
             listed = json.loads(wheel.read(LIST))

@@ -1,4 +1,4 @@
-"""Append-only files to test on: what is in them, by the log and without it."""
+"""Append-only files for tests, and their contents with and without the log classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def encoded(number: int, text: str = "x") -> bytes:
 
 
 def written(path: Path, *appends: tuple[bytes, ...]) -> bytes:
-    """Return the bytes of a file at `path` with these appends behind its header."""
+    """Write a file at `path` that has these appends after its header. Return the bytes of the file."""
     log, _ = AppendLog.open(path, header=HEADER)
     for objects in appends:
         log.append(*objects)
@@ -28,7 +28,7 @@ def written(path: Path, *appends: tuple[bytes, ...]) -> bytes:
 
 
 def sealed(*appends: tuple[bytes, ...]) -> bytes:
-    """Return what `written` does, without a file."""
+    """Return the bytes that `written` returns, without writing a file."""
     data, seq, checksum = seal_lines([HEADER], 0, 0)
     for objects in appends:
         lines, seq, checksum = seal_lines(objects, seq, checksum)

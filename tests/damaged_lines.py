@@ -1,4 +1,7 @@
-"""Spoils a file of lines, by a seed: lines go, come twice, change places, are cut, altered or nonsense."""
+"""Damages a file of lines at random.
+
+Lines are removed, repeated, exchanged, cut, changed, or replaced by random bytes. A seed determines the changes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ NAMES = re.compile(rb'"(id|parentId|first|last|holder|turn|query_id|incarnation)
 
 
 def spoilt(data: bytes, seed: int) -> bytes:
-    """Return `data` with some lines spoilt. For odd seeds their numbers and checksums fit all the same."""
+    """Return `data` with some damaged lines. For odd seeds, the numbers and checksums of the lines are valid."""
     luck = random.Random(seed)
     lines = data.splitlines(keepends=True)
     for _ in range(luck.randint(1, 4)):
@@ -48,6 +51,6 @@ def _flipped(line: bytes, luck: random.Random) -> bytes:
 
 
 def _sealed(data: bytes) -> bytes:
-    """Return the lines of `data` that have the shape of ours, as if they had been written like this."""
+    """Return `data` with valid numbers and checksums on all lines that have the form of log lines."""
     objects = [sealed.object for line in data.split(b"\n") if (sealed := unseal_line(line)) is not None]
     return seal_lines(objects, 0, 0)[0]

@@ -1,4 +1,4 @@
-"""Conversations in the message shapes of providers, for tests that hold in each."""
+"""Conversations in the message formats of providers, for tests that run with each format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["SHAPES", "Blocks", "Chat", "Items", "Shape", "work"]
 
 
 class Blocks:
-    """A role and a list of blocks; results in user messages."""
+    """Messages with a role and a list of blocks. Tool results are in user messages."""
 
     name = "anthropic"
 
@@ -22,24 +22,24 @@ class Blocks:
         return {"role": "assistant", "content": [{"type": "text", "text": text}]}
 
     def calls(self, *calls: tuple[str, str, dict[str, Any]], text: str = "") -> dict[str, Any]:
-        """Return a response that asks for `calls`: id, tool, input of each."""
+        """Return a response with the calls `calls`. Each call is a tuple of id, tool and input."""
         blocks = [{"type": "text", "text": text}] if text else []
         uses = [{"type": "tool_use", "id": id, "name": name, "input": input} for id, name, input in calls]
         return {"role": "assistant", "content": [*blocks, *uses]}
 
     def results(self, *results: tuple[str, str], is_error: bool = False) -> list[dict[str, Any]]:
-        """Return the messages that hold `results`: id and text of each."""
+        """Return the messages that contain `results`. Each result is a tuple of id and text."""
         blocks = [{"type": "tool_result", "tool_use_id": id, "content": text} for id, text in results]
         return [{"role": "user", "content": [block | ({"is_error": True} if is_error else {}) for block in blocks]}]
 
     def text(self, message: dict[str, Any]) -> str:
-        """Return what `message` says."""
+        """Return the text of `message`."""
         content = message["content"]
         return content if isinstance(content, str) else "\n".join(block.get("text", "") for block in content)
 
 
 class Chat:
-    """A role and a string; calls beside it, each result a message of its own."""
+    """Messages with a role and a string. Calls are a field of a message, and each result is a separate message."""
 
     name = "openai"
 
@@ -52,7 +52,7 @@ class Chat:
         return {"role": "assistant", "content": text}
 
     def calls(self, *calls: tuple[str, str, dict[str, Any]], text: str = "") -> dict[str, Any]:
-        """Return a response that asks for `calls`: id, tool, input of each."""
+        """Return a response with the calls `calls`. Each call is a tuple of id, tool and input."""
         uses = [
             {"id": id, "type": "function", "function": {"name": name, "arguments": json.dumps(input)}}
             for id, name, input in calls
@@ -60,23 +60,23 @@ class Chat:
         return {"role": "assistant", "content": text or None, "tool_calls": uses}
 
     def results(self, *results: tuple[str, str], is_error: bool = False) -> list[dict[str, Any]]:
-        """Return the messages that hold `results`: id and text of each."""
+        """Return the messages that contain `results`. Each result is a tuple of id and text."""
         lead = "Error: " if is_error else ""
         return [{"role": "tool", "tool_call_id": id, "content": lead + text} for id, text in results]
 
     def text(self, message: dict[str, Any]) -> str:
-        """Return what `message` says."""
+        """Return the text of `message`."""
         content = message["content"]
         return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content or [])
 
 
 class Items(Chat):
-    """A list of items: messages with a role, calls and results of a type of their own."""
+    """A list of items. Messages have a role; calls and results have their own types."""
 
     name = "responses"
 
     def turn(self, number: int, steps: int, size: int) -> list[dict[str, Any]]:
-        """Return a turn that reads `steps` files with reasoning before each call, and answers."""
+        """Return a turn that reads `steps` files, with reasoning before each call, and then answers."""
         items = [self.user(f"Look into module {number}")]
         for step in range(steps):
             id = f"call_{number}_{step}"
@@ -94,7 +94,7 @@ SHAPES: tuple[Shape, ...] = (Blocks(), Chat())
 
 
 def work(shape: Shape, number: int, steps: int = 3, size: int = 400) -> list[dict[str, Any]]:
-    """Return a turn that reads `steps` files, `size` characters each, and answers."""
+    """Return a turn that reads `steps` files of `size` characters each, and then answers."""
     messages = [shape.user(f"Look into module {number}")]
     for step in range(steps):
         id = f"call_{number}_{step}"

@@ -1,7 +1,8 @@
-"""A disk that loses power: what of the writes since the last sync is there afterwards, nobody knows.
+"""A disk that loses power.
 
-A file's bytes are safe once it was synced behind them, its name once its folder was. Of what was written since, any
-part may be there: none, the beginning, or with pieces that are zeros, for blocks reach a disk in any order.
+The bytes of a file are safe after a sync of the file. The name of the file is safe after a sync of its folder. Any part
+of later writes may be on disk: nothing, the beginning, or pieces with zeros in between, because blocks reach the disk
+in any order.
 """
 
 from __future__ import annotations
@@ -28,16 +29,19 @@ class _File(Struct):
 
 
 class Outage(Struct, frozen=True):
-    """One way in which the file may be found: its content, None: its name was lost. `done` is what was told by then."""
+    """A state in which the file may be found after a power loss.
+
+    `content` is None if the name was lost. `done` contains the acknowledged changes.
+    """
 
     content: bytes | None
     done: tuple[Any, ...]
     safe: int
-    """So many bytes were synced."""
+    """The number of bytes that were synced."""
 
 
 class Disk:
-    """Watches one file through the two calls that write, and the one that makes its name safe."""
+    """Watches one file by replacing the two calls that write and the call that makes the name of the file safe."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = path
@@ -83,12 +87,12 @@ class Disk:
         monkeypatch.setattr(os, "ftruncate", on_truncate)
 
     def tell(self, what: Any) -> None:
-        """Somebody was told that `what` is so, and counts on it from now on."""
+        """Record that the change `what` was acknowledged. The change must survive from now on."""
         self._done += (what,)
         self._moment()
 
     def outages(self) -> Iterator[Outage]:
-        """Yield every way in which the file may be found when the power fails, whenever that is."""
+        """Yield every state in which the file may be found after a power loss at any moment."""
         seen: set[tuple[bytes | None, int]] = set()
         for content, safe, named, done in self._moments:
             for found in [*_remains(content, safe), *([] if named else [None])]:
@@ -104,7 +108,7 @@ class Disk:
 
 
 def _remains(content: bytes, safe: int) -> Iterator[bytes]:
-    """Yield what may be there of `content`, of which the first `safe` bytes are."""
+    """Yield the possible contents after a power loss. The first `safe` bytes of `content` are safe."""
     yield content[:safe]
     yield content
     new = len(content) - safe

@@ -1,4 +1,4 @@
-"""What a session file holds, read by nothing of ours: whether a message is lost."""
+"""Reads a session file without code of orch, and checks that no message is lost."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ class Remains:
             try:
                 rows.append(json.loads(line))
             except ValueError:
-                continue  # a torn tail
+                continue  # an incomplete line at the end
             whole = whole if "m" in rows[-1] else len(rows)
-        del rows[whole:]  # an append of several lines that was cut short
+        del rows[whole:]  # an incomplete append of several lines
         self.messages = {row["id"]: row for row in rows if row["type"] == "message"}
         self.collapses = {row["collapse"]["holder"]: row["collapse"] for row in rows if row["type"] == "archive"}
-        # What is shown in the end: first and last entry of each item, and the message or the holders that it is.
+        # The visible items at the end. An item has a first and last entry, and is a message or contains the holders of
+        # records.
         self.shown: list[tuple[str, str, set[str]]] = []
         for row in rows:
             if row["type"] == "message":
@@ -39,24 +40,24 @@ class Remains:
         start = next(place for place, item in enumerate(self.shown) if item[0] == first)
         stop = max(place for place, item in enumerate(self.shown) if item[1] == last) + 1
         gone = {each for _, _, what in self.shown[start:stop] for each in what}
-        # The stubs of a turn's earlier phases stay in its prompt.
+        # The prompt keeps the records of the turn's earlier phases.
         stays = set(re.findall(r"subagent_id: ([0-9a-f]{12})", json.dumps(collapse["messages"])))
         assert gone - stays <= {*self.held(holder), *self.members(holder)}, "a holder lacks what left for it"
         self.shown[start:stop] = [(first, last, stays)]
 
     def members(self, holder: str) -> list[str]:
-        """Return the holders whose stubs went to this one."""
+        """Return the holders whose records became part of the archive `holder`."""
         members: list[str] = self.collapses[holder]["record"].get("members", [])
         return members
 
     def held(self, holder: str) -> list[str]:
-        """Return the ids of the messages that a holder has, in order."""
+        """Return the ids of the messages in the archive `holder`, in order."""
         spans = self.collapses[holder]["spans"]
         lines = [line for start, length in spans for line in self.data[start : start + length].splitlines()]
         return [row["id"] for row in map(json.loads, lines) if row["type"] == "message"]
 
     def check(self) -> None:
-        """Hold that each message is shown, or with a holder that can be reached. Raises AssertionError."""
+        """Check that each message is visible, or in an archive that can be reached. Raises AssertionError."""
         there: set[str] = set()
         waiting = [each for _, _, what in self.shown for each in what]
         while waiting:

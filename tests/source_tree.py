@@ -1,4 +1,4 @@
-"""The source tree as data, for the tests that hold it to its rules."""
+"""The source tree as data, for tests that check its rules."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"orch": "orchestrator", "orch_worker": "worker", "orch_protocol": "protocol"}
-"""Each import package and the top-level folder that holds it, uppermost layer first."""
+"""The top-level folder of each import package. The packages are ordered from the highest layer to the lowest."""
 
 
 class Module(Struct, frozen=True):
-    """One module of ours: its dotted name, its file, and what it imports."""
+    """A module of orch, with its dotted name, its file and its imports."""
 
     name: str
     path: Path
@@ -27,28 +27,39 @@ class Module(Struct, frozen=True):
     doc: str
     """Its docstring."""
     imports: tuple[str, ...]
-    """Dotted names as imported, relative ones resolved; `from a import b` is `a.b`. Imports inside functions count."""
+    """The dotted names of all imports, including imports inside functions.
+
+    Relative names are resolved, and `from a import b` is `a.b`.
+    """
     run: tuple[str, ...] = ()
-    """Those of them that are ever executed, so without those for type checkers alone."""
+    """Imports that are executed at any time. Imports for type checkers are left out."""
     first: tuple[str, ...] = ()
-    """Those of them that are executed when the module is imported, so without those inside functions."""
+    """Imports that are executed when the module is imported. Imports inside functions are left out."""
 
 
 @lru_cache(maxsize=1)
 def parsed(source: str) -> ast.Module:
-    """Return the tree of `source`, which nobody alters. One is kept: those of all files are hundreds of megabytes."""
+    """Return the syntax tree of `source`. Callers must not change it.
+
+    Only one tree is cached, because the trees of all files use hundreds of megabytes.
+    """
     return ast.parse(source)
 
 
 When = Literal["perhaps never", "some time", "at once"]
-"""Imports by when they are executed: those for type checkers never, those inside functions when these are called."""
+"""When an import is executed.
+
+Imports for type checkers are never executed. Imports inside functions are executed when the function is called.
+"""
 WHEN: tuple[When, ...] = get_args(When)
 
 
 def imports_of(
     source: str, module: str, *, is_package: bool = False, executed: When = "perhaps never"
 ) -> tuple[str, ...]:
-    """Return what `source`, as the module named `module`, imports anywhere in it that is executed then."""
+    """Return the imports anywhere in `source`, the source of the module `module`, that are executed at the time
+    `executed`.
+    """
     found: list[str] = []
     parts = module.split(".")
     deep = "import_module" in source or "__import__" in source
@@ -65,11 +76,14 @@ def imports_of(
 
 
 BLOCKS = ("body", "orelse", "handlers", "cases", "finalbody")
-"""Where a statement has others inside it."""
+"""The fields of a statement that contain other statements."""
 
 
 def nodes(tree: ast.AST, executed: When = "perhaps never", *, deep: bool = True) -> Iterator[ast.AST]:
-    """Yield each node of `tree`, level by level, that is executed then; not `deep`: but no expressions, a tenth."""
+    """Yield the nodes of `tree`, level by level, that are executed at the time `executed`.
+
+    If `deep` is False, leave out expressions, which makes the function ten times faster.
+    """
     waiting = deque([tree])
     while waiting:
         node = waiting.popleft()
@@ -83,14 +97,14 @@ def nodes(tree: ast.AST, executed: When = "perhaps never", *, deep: bool = True)
 
 
 def called(node: ast.Call, *names: str) -> bool:
-    """Return whether the call is of one of these dotted names."""
+    """Return whether `node` calls one of these dotted names."""
     last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
     return any(name.rpartition(".")[2] == last for name in names) and ast.unparse(node.func) in names
 
 
 @cache
 def modules() -> tuple[Module, ...]:
-    """Return every module of ours, sorted by name within its package."""
+    """Return every module of orch, sorted by name within its package."""
     found = []
     for package, holder in PACKAGES.items():
         folder = ROOT / holder
@@ -106,12 +120,12 @@ def modules() -> tuple[Module, ...]:
 
 
 def broken(rule: Callable[[T], Iterable[str]], over: Iterable[T], name: Callable[[T], str]) -> dict[str, list[str]]:
-    """Return what `rule` finds in each of those it finds something in, by name."""
+    """Return the results of `rule` for each item with results, by the name of the item."""
     return {name(each): found for each in over if (found := list(rule(each)))}
 
 
 def texts() -> Iterator[Path]:
-    """Yield every text file a reader may open: code, scripts, tests, benchmarks, docs, build files."""
+    """Yield every text file that a reader may open: code, scripts, tests, benchmarks, docs and build files."""
     for pattern in ("*.md", "*.toml", "*.txt", "Makefile", ".ci/run", ".gitignore"):
         yield from sorted(ROOT.glob(pattern))
     for folder in (*PACKAGES.values(), "scripts", "tests", "benchmarks", "docs"):

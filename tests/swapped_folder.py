@@ -1,4 +1,4 @@
-"""A folder that is by turns a link to somewhere else, as fast as the system can: for looking who follows it."""
+"""A folder that the test replaces by a link and back as fast as possible, to find code that follows the link."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def swapped(cwd: Path, outside: Path) -> Iterator[None]:
-    """Make both folders; meanwhile `cwd/sub` is a folder, and then a link to `outside`, and so on."""
+    """Create both folders. During the `with` block, `cwd/sub` changes between a folder and a link to `outside`."""
     outside.mkdir()
     (cwd / "sub").mkdir(parents=True)
     (cwd / "link").symlink_to(outside)

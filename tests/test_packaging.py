@@ -1,4 +1,4 @@
-"""The files a fresh clone is built with agree with each other."""
+"""The files for building and installing the project agree with each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CI = (ROOT / ".ci" / "run").read_text()
 
 
 def canonical(name: str) -> str:
-    """Return `name` as distributions are compared."""
+    """Return `name` in the normal form for comparing packages."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -33,26 +33,26 @@ def pins() -> dict[str, Version]:
 
 
 def test_pins_satisfy_the_project() -> None:
-    """constraints.txt has a version of each dependency, one that pyproject.toml allows."""
+    """constraints.txt contains a version of each dependency that pyproject.toml allows."""
     project = PROJECT["project"]
     for requirement in map(Requirement, chain(project["dependencies"], *project["optional-dependencies"].values())):
         assert pins()[canonical(requirement.name)] in requirement.specifier, requirement
 
 
 def test_extras_are_tested() -> None:
-    """What an extra brings along is there when the tests run."""
+    """The packages of all extras are installed when the tests run."""
     extras = PROJECT["project"]["optional-dependencies"]
     assert {each for extra in extras.values() for each in extra} == set(extras["test"])
 
 
 def test_pins_are_names_and_versions() -> None:
-    """constraints.txt holds no address, file or hash."""
+    """constraints.txt contains no address, file or hash."""
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert line.startswith("# ") or re.fullmatch(r"[\w.-]+==[\w.]+( ; .+)?", line), line
 
 
 def test_wheel_holds_our_packages() -> None:
-    """The wheel is built from the three packages, and each says that it is typed."""
+    """The wheel contains the three packages, and each package is marked as typed."""
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert packages == [f"{folder}/{package}" for package, folder in PACKAGES.items()]
     for package in packages:
@@ -60,7 +60,7 @@ def test_wheel_holds_our_packages() -> None:
 
 
 def test_ci_runs_what_the_readme_promises() -> None:
-    """CI calls the README's two commands and every check there is, and make knows them all."""
+    """CI calls the two commands of the README and every check. The Makefile contains all of them."""
     called = set(re.findall(r"\bmake ([a-z ]+?)(?= [A-Z2&|]|$)", CI, re.MULTILINE))
     words = {word for call in called for word in call.split()}
     assert words >= {"demo", "test", "lint", "types", "layers"}
@@ -68,7 +68,7 @@ def test_ci_runs_what_the_readme_promises() -> None:
 
 
 def test_make_needs_a_new_enough_python(tmp_path: Any) -> None:
-    """With an interpreter that is none, make says which version is needed and makes nothing."""
+    """Without a suitable interpreter, make prints the required version and builds nothing."""
     done = subprocess.run(
         ["make", "test", "PYTHON=false", f"VENV={tmp_path}/venv"],
         cwd=ROOT,

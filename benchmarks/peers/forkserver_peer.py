@@ -1,8 +1,9 @@
-"""Workers of `multiprocess`'s forkserver, with a preload that imports what our template does and freezes it.
+"""Workers of `multiprocess`'s forkserver, with a preload that imports and freezes the same modules as the template of
+orch.
 
-Answers each line `{"workers": N}` with `{"seconds": from the first start until all have answered a ping,
-"descriptors": how many this process opened for each}`. `PRELOAD` in the environment is `lean` or `sdk`.
-Usage: forkserver_peer.py FOLDER
+Answers each line `{"workers": N}` with a line `{"seconds": S, "descriptors": D}`. S is the time from the first start
+until all workers have answered a ping. D is the number of descriptors that this process opened for each worker.
+`PRELOAD` in the environment is `lean` or `sdk`. Usage: forkserver_peer.py FOLDER
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ WAIT_SECONDS = 60
 
 
 def descriptors() -> int:
-    """Return how many descriptors this process has open."""
+    """Return the number of open descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def up_and_answering(context: Any, hub: Any, number: int) -> dict[str, float]:
-    """Start `number` workers, ping each as it says hello, and stop them once all have answered."""
+    """Start `number` workers, ping each worker when it says hello, and stop all workers when all have answered."""
     import freezing_preload
 
     before, begin = descriptors(), perf_counter()
@@ -54,10 +55,10 @@ def main(folder: Path) -> None:
 
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # The forkserver finds the preload module by this alone.
+    # The forkserver finds the preload module only through this variable.
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     context = multiprocess.get_context("forkserver")
-    # With `__main__` among them the children need not import this file anew.
+    # If `__main__` is in the list, the children need not import this file again.
     context.set_forkserver_preload(["__main__", "freezing_preload"])
     hub = zmq_echo.Hub(folder)
     up_and_answering(context, hub, 1)

@@ -1,4 +1,7 @@
-"""What the forkserver imports before it forks, and freezes: the packages of our template of that name; its worker."""
+"""The modules that the forkserver imports and freezes before it forks, and the function of its workers.
+
+The modules are those of the template of orch with the same name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ FROZEN_BY = os.getpid()
 
 
 def worker(address: str) -> None:
-    """Answer messages at `address`, if this process was forked with everything imported."""
+    """Answer messages at `address`. This process must have been forked after all imports."""
     if os.getpid() == FROZEN_BY:
         raise RuntimeError("the forkserver did not preload: a failed preload is silent")
     zmq_echo.serve(address)

@@ -1,6 +1,7 @@
-"""What a question costs without a template: a new interpreter that imports one SDK, asks once and prints the answer.
+"""The time of a request without a template.
 
-Usage: fresh_asker.py anthropic|openai URL MODEL
+A new interpreter imports one SDK, sends one request and prints the answer. Usage: fresh_asker.py anthropic|openai URL
+MODEL
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Log the Python calls of a process, and of those it forks and starts, while the bench asks for it.
+"""Log the Python calls of a process, and those of its child processes, while the bench requests this.
 
-`bench_calls.py` copies this file as `sitecustomize.py` into a folder that it puts into PYTHONPATH. Two files are beside
-it: `phase` (one byte: the number of the current phase, 0 for none) and `log`, which gets a line for each `call` event
-of `sys.setprofile`: phase, process id, module.
+`bench_calls.py` copies this file as `sitecustomize.py` into a folder in PYTHONPATH. The folder contains two other
+files. `phase` contains one byte with the number of the current phase; 0 turns the log off. `log` gets a line for each
+`call` event of `sys.setprofile`, with the phase, the process id and the module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ with open(folder / "phase", "rb") as file:
 def log_call(frame: FrameType, event: str, _arg: Any) -> None:
     """Write one line when a Python function is called or resumed during a phase.
 
-    Opening the file anew each time costs time, which is not measured, and needs no descriptor that survives a fork.
+    The file is opened again for each line. This takes time, which is not measured, and needs no descriptor that
+    survives a fork.
     """
     if event == "call" and phase[0]:
         descriptor = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -32,7 +33,7 @@ def log_call(frame: FrameType, event: str, _arg: Any) -> None:
 
 
 def profile_thread() -> None:
-    """Profile this thread and those that it starts."""
+    """Profile this thread and the threads that this thread starts."""
     threading.setprofile(log_call)
     sys.setprofile(log_call)
 

@@ -1,7 +1,9 @@
-"""A model that always says the same, streamed over loopback by the Messages and the Chat Completions API.
+"""A model that always returns the same text. It streams over the loopback interface by the Messages API and the Chat
+Completions API.
 
-Answers each line on stdin with `{"url": its address, "last": the body of the last request}`. It runs beside the
-programs that ask it, looks at nothing and sends a whole answer at once, so that what is measured is theirs.
+The server answers each line on stdin with `{"url": U, "last": B}`. U is its address, and B the body of the last
+request. The server is a separate process, does not examine requests, and sends a whole answer at once. The measured
+time is therefore the time of the programs that send requests.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ ANSWERS = {path: answer(path) for path in ("/v1/messages", "/v1/chat/completions
 
 
 class Server:
-    """Serves on a port of loopback from the moment that `url` is there."""
+    """Serves on a port of the loopback interface as soon as `url` is set."""
 
     def __init__(self) -> None:
         self.last = b"null"

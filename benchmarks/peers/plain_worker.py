@@ -1,4 +1,4 @@
-"""What a worker costs without a template: a new interpreter that imports both SDKs, then connects a DEALER."""
+"""The cost of a worker without a template. A new interpreter imports both SDKs, then connects a DEALER socket."""
 
 from __future__ import annotations
 

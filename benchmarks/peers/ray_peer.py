@@ -1,8 +1,8 @@
-"""A Ray actor that appends what one of our agents writes in a turn. Runs under the peers' own environment.
+"""A Ray actor that appends the lines that an agent of orch writes in a turn. It runs in the environment of the peers.
 
-Answers each line `{"lines": [...], "path": "...", "prompt": "...", "times": N, "power": false}` with
-`{"seconds": median of a call}`. A call carries the prompt, appends each line with one write, and returns the reply;
-with `power` it waits for the disk after the first line and after the last.
+The program answers each line `{"lines": [...], "path": "...", "prompt": "...", "times": N, "power": false}` with
+`{"seconds": S}`, the median time of a call. A call contains the prompt, appends each line with one write, and returns
+the reply. With `power`, the call waits for the disk after the first line and after the last line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import ray
 
 @ray.remote
 class Agent:
-    """Holds the open file, as our worker does."""
+    """Holds the open file, as a worker of orch does."""
 
     def open(self, path: str, lines: list[str], power: bool) -> None:
         """Begin a transcript."""
@@ -53,10 +53,10 @@ def turns(agents: dict[str, Any], question: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Answer lines until stdin ends, then end every process of Ray's."""
-    # Its sockets' paths must be short, so not in the checkout.
+    """Answer lines until stdin ends, then end all processes of Ray."""
+    # The paths of Ray's sockets must be short, so they cannot be in the checkout.
     folder = tempfile.mkdtemp(prefix="ray")
-    # Ray speaks on descriptor 1 as it likes; the answers are for the reader alone.
+    # Ray writes to descriptor 1 at any time, but only answers may reach the reader.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:

@@ -1,6 +1,7 @@
-"""The floor of a round trip: a plain pyzmq DEALER that answers each message, with msgspec on both ends.
+"""The minimum time of a round trip. A plain pyzmq DEALER answers each message, with msgspec on both ends.
 
-Run as a program it is the worker's end; `Hub` is the root's. A ping carries 1 KB, its answer nothing, as ours do.
+As a program, this module is the end of the worker. `Hub` is the end of the root. As in orch, a ping contains 1 KB and
+its answer is empty.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ WAIT_MS = 60_000
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
-    """As much of a header as one needs: what, which, in what order, and a body."""
+    """A message with a minimal header: kind, id, sequence number and body."""
 
     kind: str
     id: str = ""
@@ -33,7 +34,10 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def serve(address: str) -> None:
-    """Answer messages at `address` until one of kind "stop"; "gc" collects before it is answered."""
+    """Answer messages at `address` until a message of kind "stop" arrives.
+
+    For "gc", run a garbage collection before the answer.
+    """
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         socket.connect(address)
@@ -48,7 +52,7 @@ def serve(address: str) -> None:
 
 
 class Hub:
-    """A sync ROUTER whose socket file lives in `folder`."""
+    """A synchronous ROUTER whose socket file is in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.address = f"ipc://{folder}/hub"
@@ -66,7 +70,7 @@ class Hub:
         self._socket.send_multipart((identity, _encoder.encode(Message(kind, "q", self._seq, self._seq - 1, body))))
 
     def receive(self) -> tuple[bytes, Message]:
-        """Return the next message and whose it is; zmq.Again after a minute without one."""
+        """Return the next message and the identity of its sender. Raises zmq.Again after a minute without a message."""
         identity, data = self._socket.recv_multipart()
         return identity, _decoder.decode(data)
 
@@ -81,13 +85,16 @@ class Hub:
         return median(taken)
 
     def close(self) -> None:
-        """Close the socket; what was sent still leaves."""
+        """Close the socket. Messages that were already sent are still delivered."""
         self._socket.close()
         self._context.term()
 
 
 class Worker:
-    """A `script` of this folder, run as a new process under `hub`; up and answering when this returns."""
+    """A new process that runs the program `script` of this folder and connects to `hub`.
+
+    The constructor returns when the process has answered.
+    """
 
     def __init__(self, hub: Hub, script: str) -> None:
         self._hub = hub
@@ -98,12 +105,12 @@ class Worker:
         self.ask("ping")
 
     def ask(self, kind: str) -> None:
-        """Send a message and wait for its answer."""
+        """Send a message to the worker and wait for the answer."""
         self._hub.send(self.identity, kind)
         self._hub.receive()
 
     def stop(self) -> None:
-        """Let it leave, and wait for it."""
+        """Ask the worker to exit, and wait until it has ended."""
         self._hub.send(self.identity, "stop")
         self._process.wait(WAIT_MS / 1000)
 

@@ -1,4 +1,4 @@
-"""Run the script over a copy of the project in a real worker, without archival, and record the session."""
+"""Run the script on a copy of the project in a real worker, without archival, and record the session."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What two orch processes must agree on: data only. Imports msgspec and the standard library, nothing else."""
+"""Data types that orch processes exchange. Imports only msgspec and the standard library."""

@@ -1,4 +1,4 @@
-"""Each of these tests is followed by a census, too."""
+"""The leak check of the tests in this folder."""
 
 from leak_check import marked, pytest_runtest_setup, pytest_runtest_teardown
 

@@ -1,6 +1,6 @@
-"""Takes away from each Python that finds this what Linux alone has, as far as that can be: what is left is as on macOS.
+"""Removes the features of Linux from each Python that imports this module. The result resembles macOS.
 
-A system that is none: what it says of the processes at either end of a socket is said in macOS's way.
+For the processes at the ends of a socket, the module returns values as macOS does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOCAL_PEERCRED, LOCAL_PEERPID = (0, 1), (0, 2)
 
 
 def blind(look: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `look`, for which there is no /proc and no /sys."""
+    """Return `look` without access to /proc and /sys."""
 
     def looking(path: Any, *more: Any, **named: Any) -> Any:
         text = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
@@ -46,7 +46,7 @@ def blind(look: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Socket(socket.socket):
-    """Tells who is at its other end as macOS does."""
+    """A socket that describes the process at its other end as macOS does."""
 
     def getsockopt(self, level: int, option: int, *size: int) -> Any:
         if (level, option) not in (LOCAL_PEERCRED, LOCAL_PEERPID):
@@ -56,13 +56,13 @@ class Socket(socket.socket):
         return struct.pack("Iihxx16i", *said) if option == LOCAL_PEERCRED[1] else struct.pack("i", pid)
 
 
-sysconfig.get_config_vars()  # of this system: there is no file of them for another
+sysconfig.get_config_vars()  # load the values of this system now, because there is no such file for another system
 sys.platform = "darwin"
 for module, names in MISSING:
     for name in names.split():
         if hasattr(module, name):
             delattr(module, name)
-os.process_cpu_count = os.cpu_count  # from Python 3.13 on, and this where processes have no processors of their own
+os.process_cpu_count = os.cpu_count  # exists from Python 3.13 on; on such systems, processes have no set of CPUs
 for name in LOOKING:
     setattr(os, name, blind(getattr(os, name)))
 builtins.open = io.open = blind(open)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""A shell to type `orch` in: real processes, one ORCH_HOME, nothing left behind."""
+"""A shell that runs `orch`. It uses real processes and one ORCH_HOME, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAIN = "import sys; from orch.cli import main; sys.exit(main())"
 
 
 class Shell:
-    """A shell with an ORCH_HOME and a folder of its own."""
+    """A shell with its own ORCH_HOME and folder."""
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
@@ -42,11 +42,11 @@ class Shell:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            start_new_session=True,  # without the terminal that the tests may be run in, which would be asked
+            start_new_session=True,  # without the terminal of the tests, which commands would use for questions
         )
 
     def run(self, *argv: str, stdin: bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
-        """Run one command and hold it to its exit code."""
+        """Run one command and check its exit code."""
         done = subprocess.run(
             [sys.executable, "-P", "-c", MAIN, *argv],
             cwd=self.folder,
@@ -61,20 +61,20 @@ class Shell:
         return done
 
     def data(self, *argv: str, **named: Any) -> Any:
-        """Run one command with --json and return what it printed."""
+        """Run one command with --json and return its output."""
         return json.loads(self.run(*argv, "--json", **named).stdout)
 
     def status(self, ref: str) -> str:
         return str(self.data("show", ref)["agent"]["status"])
 
     def until(self, ref: str, status: str) -> None:
-        """Return once the agent has that status."""
+        """Return when the agent has the status `status`."""
         deadline = time.monotonic() + SECONDS
         while (found := self.status(ref)) != status:
             assert time.monotonic() < deadline, f"agent {ref} is {found}, not {status}"
 
     def ours(self) -> list[int]:
-        """Return the pids of the processes of this home."""
+        """Return the ids of all processes that use this home."""
         tokens = {stored_token(run) for run in self.home.glob("runs/*")} - {""}
         return [
             pid
@@ -89,7 +89,7 @@ class Shell:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Shell]:
-    """A shell; afterwards its daemon is stopped and nothing of it is left."""
+    """A shell. At the end, its daemon is stopped, and no file or process is left."""
     made = Shell(folder)
     try:
         yield made
@@ -100,7 +100,7 @@ def opened(folder: Path) -> Iterator[Shell]:
 
 
 def ended(pid: int) -> None:
-    """Return once the process is gone."""
+    """Return when the process `pid` has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Orchestrators to test on, and the census that follows each test: no process, socket, pipe or file is left open."""
+"""Orchestrators for tests, and a check after each test that no process, socket, pipe or file is left open."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A shell with a home and a folder of its own."""
+    """A shell with its own home and folder."""
     with opened(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A root that gives a silent process half a second beyond the time of a tool."""
+    """A root that kills a process that does not respond for half a second after the time limit of a tool."""
     for name in (
         "orch.supervisor.timing.query_deadlines.CHECK_SECONDS",
         "orch.supervisor.timing.heartbeat.CHECK_SECONDS",
@@ -58,7 +58,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["fake", "in_process", "zygote"])
 async def world(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Open]:
-    """Opens orchestrators that run their agents in the way the test's parameter says, and closes them afterwards."""
+    """A function that opens orchestrators.
+
+    The parameter of the test selects the launcher. They are closed after the test.
+    """
     opened: list[AsyncOrchestrator] = []
 
     async def open_one(**options: Any) -> AsyncOrchestrator:

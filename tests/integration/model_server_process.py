@@ -1,4 +1,4 @@
-"""A strict model server for commands in processes of their own."""
+"""A strict model server for commands that run in other processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Served"]
 
 
 class Served:
-    """A strict model server in a thread of its own."""
+    """A strict model server in a thread."""
 
     def __init__(self) -> None:
         self.server = ModelServer()
@@ -22,7 +22,7 @@ class Served:
         asyncio.run_coroutine_threadsafe(self.server.__aenter__(), self._loop).result(SECONDS)
 
     def open(self, gate: asyncio.Event) -> None:
-        """Let the answer that waits for `gate` be given."""
+        """Set the event `gate`, so that the waiting answer is sent."""
         self._loop.call_soon_threadsafe(gate.set)
 
     def close(self) -> None:
@@ -33,7 +33,7 @@ class Served:
         self._loop.close()
 
     def env(self) -> dict[str, str]:
-        """Return the variables that lead there."""
+        """Return the variables with the address of the server."""
         return {
             "ANTHROPIC_API_KEY": "k1",
             "ANTHROPIC_BASE_URL": self.server.url,

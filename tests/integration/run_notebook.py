@@ -1,8 +1,8 @@
-"""Runs a notebook without a front end: cells as a JSON array on stdin, what each showed as one on stdout.
+"""Runs a notebook without a front end.
 
-    python run_notebook.py < cells.json
-
-A program of its own: the kernel's sockets are not the test's.
+The program reads cells as a JSON array from stdin, and writes the output of each cell as a JSON array to stdout. It is
+a separate program, so that the sockets of the kernel do not belong to the test. Usage: python run_notebook.py <
+cells.json
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 
 def main() -> None:
-    """Run the cells; one that fails does not keep the others from running, a kernel that dies does."""
+    """Run the cells. A cell that fails does not stop the others. A kernel that dies stops them."""
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in json.load(sys.stdin)])
     died = False
     try:

@@ -1,4 +1,4 @@
-"""The offline backend finds what was archived, through the tools of the agent."""
+"""The offline backend finds archived text with the tools of the agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOOLS = ["list_files", "grep_files", "read_file", "search_archive", "read_archiv
 
 
 async def test_archived_line_is_quoted_with_its_archive(world: Any, tmp_path: Path) -> None:
-    """An archived line is quoted first, with archive id and entry, each time it is asked about."""
+    """The answer begins with the archived line, the archive's id and the entry, also for a repeated question."""
     note = tmp_path / "pump.md"
     note.write_text("# Pump\n\nThe pump was oiled.\n\nThe pump shuts off at 82 degrees.\n")
     reads = [{"tool": "read_file", "input": {"path": "pump.md", "limit": lines}} for lines in range(1, 8)]

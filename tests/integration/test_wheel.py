@@ -57,7 +57,7 @@ def closure(requirements: list[str]) -> set[str]:
 
 
 def link_distributions(names: set[str], folder: Path) -> None:
-    """Make in `folder` a link to each top-level package and module of the installed distributions `names`."""
+    """Create links in `folder` to each top-level package and module of the installed distributions `names`."""
     folder.mkdir()
     for name in names:
         found = distribution(name)
@@ -82,7 +82,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheel_is_named_orch_agents_and_has_the_command(wheel: Path) -> None:
-    """The name `orch` on the package index belongs to another project."""
+    """The wheel is not named `orch`, because this name on the package index belongs to another project."""
     assert wheel.name.startswith("orch_agents-")
     with zipfile.ZipFile(wheel) as archive:
         (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
@@ -90,12 +90,12 @@ def test_wheel_is_named_orch_agents_and_has_the_command(wheel: Path) -> None:
 
 
 def test_every_module_imports_from_the_wheel_without_extras(wheel: Path, tmp_path: Path) -> None:
-    """Only the declared dependencies and what they depend on are importable beside the wheel."""
+    """Only the wheel, its declared dependencies and their dependencies can be imported."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "wheel")
     link_distributions(closure(PROJECT["dependencies"]), tmp_path / "dependencies")
     ran = subprocess.run(
-        # -S keeps the environment's site-packages off the path, -I keeps the checkout off it.
+        # -S removes site-packages from the path, and -I removes the checkout.
         [sys.executable, "-I", "-S", "-c", IMPORT_ALL, str(tmp_path / "wheel"), str(tmp_path / "dependencies")],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
@@ -113,7 +113,7 @@ def test_every_module_imports_from_the_wheel_without_extras(wheel: Path, tmp_pat
 
 
 def test_demo_finds_its_example_in_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    """All files of the program, and the script, are in the package: no checkout is needed."""
+    """The package contains the script and all files of the example, so that the demo needs no checkout."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "wheel")
     link_distributions(closure(PROJECT["dependencies"]), tmp_path / "dependencies")

@@ -1,8 +1,9 @@
-"""A user's program with workers, to be killed: `root.py <folder> <socket> <what> <count> [option...]`.
+"""A program with workers that tests kill: `user_program.py <folder> <socket> <what> <count> [option...]`.
 
-It prints a line of JSON with the pids of what it started, then waits. Options: `exec` uses the other launcher; `fork`
-forks a child that stays, `leak` forks one behind Python's back that keeps every descriptor; `sigchld-ignored`,
-`sigchld-blocked` set the signal before anything is started; `report` prints the exit codes and ends.
+The program prints a line of JSON with the process ids of its processes, then waits. The option `exec` uses the other
+launcher. `fork` forks a child that stays. `leak` forks a child without Python's fork handlers, which keeps every
+descriptor. `sigchld-ignored` and `sigchld-blocked` set the signal before any process is started. `report` prints the
+exit codes and ends.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from orch_protocol.agent.spec import WorkerBirth
 
 
 async def run(folder: Path, address: str, count: int, options: set[str]) -> None:
-    """Start `count` workers that do `address`."""
+    """Start `count` workers with the address `address`, and report their process ids."""
     entry = "fake_worker:main"
     forks = "exec" not in options
     launcher = ZygoteLauncher("root", folder, entry=entry) if forks else ExecLauncher("root", folder, entry=entry)
@@ -42,7 +43,7 @@ async def run(folder: Path, address: str, count: int, options: set[str]) -> None
             signal.pause()
         pids["child"] = child
     if "leak" in options:
-        # Not os.fork: what is registered for the child must not run.
+        # Do not use os.fork, because the registered handlers for the child must not run.
         libc = ctypes.CDLL(None)
         child = libc.fork()
         if child == 0:
@@ -58,7 +59,10 @@ async def run(folder: Path, address: str, count: int, options: set[str]) -> None
 
 
 def others() -> set[int]:
-    """Return the pids of the children of this process and of their children: shim and zygotes, or nobody."""
+    """Return the process ids of the children of this process and of their children.
+
+    These are the shim and the zygotes.
+    """
     return {grand for child in children(os.getpid()) for grand in (child, *children(child))}
 
 
@@ -68,7 +72,7 @@ def children(pid: int) -> list[int]:
 
 
 def main() -> None:
-    """Run."""
+    """Run the program."""
     folder, path, what, count, *options = sys.argv[1:]
     if "sigchld-ignored" in options:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

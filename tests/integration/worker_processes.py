@@ -1,4 +1,4 @@
-"""Stand-in workers, what tells that they are up, and what watches processes to their ends."""
+"""Stand-in workers, a socket on which they report, and watchers of processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Launch = Callable[..., Any]
 
 
 class Ear:
-    """A datagram socket on which stand-in workers tell that they are up."""
+    """A datagram socket on which stand-in workers report that they run."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "ear")
@@ -38,12 +38,12 @@ class Ear:
         self._socket.settimeout(DEADLINE)
 
     def hear(self, count: int = 1) -> list[dict[str, Any]]:
-        """Return what the next `count` workers told, by agent id."""
+        """Return the reports of the next `count` workers, sorted by agent id."""
         heard = [json.loads(self._socket.recv(1 << 16)) for _ in range(count)]
         return sorted(heard, key=lambda told: str(told["agent"]))
 
     async def listen(self) -> dict[str, Any]:
-        """Return what the next worker told; the loop runs on."""
+        """Return the report of the next worker. The event loop continues to run."""
         return (await asyncio.to_thread(self.hear))[0]
 
     def close(self) -> None:
@@ -53,14 +53,14 @@ class Ear:
 
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every process of ours import the stand-in, as a user's own modules are: by PYTHONPATH."""
+    """Add the stand-in to PYTHONPATH, so that every process of orch can import it."""
     roots = [str(HERE.parents[1] / root) for root in ("orchestrator", "worker", "protocol")]
     monkeypatch.setenv("PYTHONPATH", ":".join([*roots, str(HERE)]))
 
 
 @pytest.fixture
 def ear(tmp_path: Path) -> Iterator[Ear]:
-    """Listen for workers."""
+    """A socket on which stand-in workers report."""
     ear = Ear(tmp_path)
     yield ear
     ear.close()
@@ -68,7 +68,7 @@ def ear(tmp_path: Path) -> Iterator[Ear]:
 
 @pytest.fixture
 async def launcher(tmp_path: Path) -> AsyncIterator[ZygoteLauncher]:
-    """A started forking launcher; after the test nothing of it is left, not even a descriptor."""
+    """A started launcher that forks. After the test, no process and no descriptor is left."""
     before = descriptors()
     launcher = ZygoteLauncher("run-1", tmp_path, entry=ENTRY)
     await launcher.start()
@@ -80,7 +80,7 @@ async def launcher(tmp_path: Path) -> AsyncIterator[ZygoteLauncher]:
 
 
 class Watch:
-    """Processes by pidfd, so that their ends can be waited for whoever reaps them."""
+    """Processes by pidfd. Their ends can be awaited, even if another process reaps them."""
 
     def __init__(self, pids: set[int]) -> None:
         self._pidfds = {}
@@ -88,7 +88,7 @@ class Watch:
             try:
                 self._pidfds[pid] = os.pidfd_open(pid)
             except ProcessLookupError:
-                pass  # gone already
+                pass  # the process has already ended
 
     def __enter__(self) -> Watch:
         return self
@@ -112,7 +112,7 @@ class Watch:
                 raise AssertionError(f"{len(left)} of {len(self._pidfds)} processes are left: {left}")
 
     def left(self) -> list[int]:
-        """Return the pids of those that have not ended."""
+        """Return the ids of the processes that have not ended."""
         poller = select.poll()
         for pidfd in self._pidfds.values():
             poller.register(pidfd, select.POLLIN)
@@ -121,13 +121,13 @@ class Watch:
 
 
 def descriptors() -> set[str]:
-    """Return what this process holds, without what the test's own event loop adds at its first thread."""
+    """Return the open descriptors of this process, each with its target."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
         try:
             found.add(f"{number}: {os.readlink(f'/proc/self/fd/{number}')}")
         except FileNotFoundError:
-            pass  # the listing's own
+            pass  # this descriptor was used for the listing
     return found
 
 
@@ -137,7 +137,7 @@ def children(pid: int) -> list[int]:
 
 
 def below(pid: int) -> set[int]:
-    """Return the pids of everything under the shim of the process `pid`, and the shim's."""
+    """Return the process ids of the shim of the process `pid`, and of everything below the shim."""
     shims = [child for child in children(pid) if b"\0shim\0" in Path(f"/proc/{child}/cmdline").read_bytes()]
     found: set[int] = set()
     while shims:
@@ -154,7 +154,7 @@ def shim_of(pid: int) -> int:
 def request(
     folder: Path, what: str, agent: str = "a1", ear: Ear | None = None, template: Template = "lean"
 ) -> LaunchRequest:
-    """Return a request for a stand-in worker that does `what`."""
+    """Return a launch request for a stand-in worker that does `what`."""
     address = what + (f"@{ear.path}" if ear else "")
     birth = WorkerBirth(b"token", {"KEY": "canary"})
     return LaunchRequest(agent, 3, b"ident", address, birth, template, str(folder / f"{agent}.log"), str(folder))
@@ -170,12 +170,12 @@ def stop(pid: int) -> None:
 
 
 async def ended(worker: WorkerProcess) -> int | None:
-    """Return the exit code of `worker` once it is gone."""
+    """Wait until `worker` has ended, and return its exit code."""
     return await asyncio.wait_for(worker.ended, DEADLINE)
 
 
 async def zygote_pid(launcher: ZygoteLauncher, folder: Path) -> int:
-    """Return the pid of the lean zygote, which is then warm."""
+    """Return the process id of the lean zygote after the zygote is ready."""
     worker = await launcher.launch(request(folder, "idle", "probe"))
     zygote = parent_of(worker.pid)
     worker.kill()
@@ -184,7 +184,7 @@ async def zygote_pid(launcher: ZygoteLauncher, folder: Path) -> int:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Return once `condition` holds."""
+    """Return when `condition()` is true."""
     deadline = time.monotonic() + DEADLINE
     while not condition():
         assert time.monotonic() < deadline
@@ -198,7 +198,10 @@ def parent_of(pid: int) -> int:
 
 @pytest.fixture
 def root(tmp_path: Path, ear: Ear) -> Iterator[Launch]:
-    """Run a program with workers; return it, its workers and its other processes."""
+    """A function that runs a program with workers.
+
+    The function returns the program, its workers and its other processes.
+    """
     programs = []
 
     def run(what: str, count: int, *options: str) -> tuple[subprocess.Popen[bytes], Watch, Watch]:

@@ -1,4 +1,4 @@
-"""Folders that configuration is read from."""
+"""Fixtures: empty folders for configuration files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A strict model server, and backends that talk to it with the real SDKs and never really wait."""
+"""Fixtures: a strict model server, and conversations that use the real SDKs and do not wait before retries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def server() -> AsyncIterator[ModelServer]:
 
 @pytest.fixture
 async def begin(server: ModelServer) -> AsyncIterator[Callable[..., Talk]]:
-    """Begins conversations with the server and closes their clients afterwards."""
+    """A function that starts conversations with the server. Their clients are closed after the test."""
     talks: list[Talk] = []
 
     def begin(peer: Peer, **options: Any) -> Talk:
@@ -34,17 +34,17 @@ async def begin(server: ModelServer) -> AsyncIterator[Callable[..., Talk]]:
 
 @pytest.fixture
 def as_openai(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backends of this process take the server on loopback for OpenAI itself."""
+    """Make backends of this process treat the local server as the server of OpenAI."""
     monkeypatch.setattr("orch_worker.backends.providers.openai.HOST", "127.0.0.1")
 
 
 @pytest.fixture(params=PEERS)
 def peer(request: pytest.FixtureRequest) -> Peer:
-    """Each API in turn."""
+    """A model of each API. A test with this fixture runs once for each API."""
     return PEERS[request.param]
 
 
 @pytest.fixture
 def talk(peer: Peer, begin: Callable[..., Talk]) -> Talk:
-    """A conversation by each API in turn."""
+    """A conversation with a model of each API."""
     return begin(peer)

@@ -1,4 +1,4 @@
-"""A test that is run with a model of each API in turn, all of them below one root, which imports their SDKs once."""
+"""Tests that run with a model of each API. All models run below one root, which imports their SDKs once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from wire.model_server import ModelServer
 __all__ = ["MODELS", "each_model"]
 
 MODELS = ("anthropic:claude-sonnet-5-5", "openai:gpt-4o", "openai:gpt-6-luna")
-"""One for each shape that a conversation has on the wire."""
+"""One model for each message format."""
 
 
 def each_model(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Call `test` with each `model`, and the same fixtures. The server's script is over then, and nothing refused."""
+    """Call `test` with each `model` and the same fixtures.
+
+    After each call, the script of the server must be used up, and no request may have been refused.
+    """
     taken = inspect.signature(test).parameters
 
     async def run(server: ModelServer, **fixtures: Any) -> None:

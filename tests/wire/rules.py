@@ -1,4 +1,4 @@
-"""What the rules of all APIs have in common: refusing, and things that must come back as they were sent."""
+"""The common rules of all APIs: refusals, and values that must come back unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Refused(Exception):
-    """The request is not accepted, with an HTTP status and the API's word for why."""
+    """The request is refused, with an HTTP status and the API's name of the error."""
 
     def __init__(self, message: str, status: int = 400, kind: str = "invalid_request_error") -> None:
         super().__init__(message)
@@ -18,33 +18,33 @@ class Refused(Exception):
 
 
 def need(condition: object, message: str) -> None:
-    """Refuse unless `condition`."""
+    """Refuse the request unless `condition` is true."""
     if not condition:
         raise Refused(message)
 
 
 def sign(text: str) -> str:
-    """Return what only this server would put under `text`."""
+    """Return a signature of `text` that only this server can create."""
     return (
         "sig/" + hashlib.sha256(f"a secret of the server\n{text}".encode("utf-8", "surrogatepass")).hexdigest() + "=="
     )
 
 
 def bearer(headers: Mapping[str, str]) -> None:
-    """Refuse a request without a key, or with a wrong one."""
+    """Refuse a request without a key or with a wrong key."""
     key = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
     if not key.strip() or key == "wrong":
         raise Refused("invalid x-api-key", 401, "authentication_error")
 
 
 def only(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """Refuse names that the API does not know."""
+    """Refuse a request with names that the API does not define."""
     for name in given:
         need(name in known, f"{where}.{name}: Extra inputs are not permitted")
 
 
 def check_compatible(body: Mapping[str, Any]) -> None:
-    """Refuse what OpenAI-compatible servers refuse: fields that only OpenAI knows, late system messages."""
+    """Refuse requests with fields that only OpenAI accepts, or with a system message after the first message."""
     for name in ("store", "prompt_cache_key"):
         need(name not in body, f"body.{name}: Extra inputs are not permitted")
     for message in (body.get("messages") or body.get("input") or [])[1:]:
@@ -52,7 +52,7 @@ def check_compatible(body: Mapping[str, Any]) -> None:
 
 
 def encodable(value: Any) -> None:
-    """Refuse text that no encoding carries."""
+    """Refuse text that cannot be encoded."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -60,7 +60,7 @@ def encodable(value: Any) -> None:
 
 
 def parts(content: Any, kind: str = "text") -> Any:
-    """Return `content` as a list of parts, which a bare string is short for."""
+    """Return `content` as a list of parts. A plain string is a short form of such a list."""
     return [{"type": kind, "text": content}] if isinstance(content, str) else content
 
 
@@ -71,6 +71,6 @@ def sse(data: Any, event: str | None = None) -> bytes:
 
 
 def halves(text: str) -> tuple[str, ...]:
-    """Return `text` in two pieces, as a stream brings it."""
+    """Return `text` in two pieces, as a stream sends it."""
     middle = len(text) // 2
     return tuple(piece for piece in (text[:middle], text[middle:]) if piece)

@@ -1,4 +1,4 @@
-"""Requests of agents that archive, taken apart: what is conversation in them, and what stands behind it."""
+"""Requests of agents that archive, divided into the conversation and the blocks after it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MARKER = b',"cache_control":{"type":"ephemeral"}'
 STUB = re.compile(r"\[archived (?:turn|phase|turns)\]\\+nsubagent_id: ([a-f][0-9a-f]{11})")
 ERA = "earlier turns of this conversation]"
 BLOCKS = (HEADING, PLAN_MODE.splitlines()[0], TASKS, TAKEN, WORKSPACE, OBJECTS, DAY)
-"""What the blocks behind a conversation begin with."""
+"""The beginnings of the blocks after a conversation."""
 SLACK = 200
-"""So many bytes may stand between what a stub begins with and the first byte of the message it is in."""
+"""The maximum number of bytes between the beginning of a record and the first byte of its message."""
 
 
 class Sent(Struct, frozen=True):
-    """One request. `pieces` is its conversation, block by block, `tail` the blocks behind it."""
+    """One request. `pieces` contains the blocks of its conversation, and `tail` the blocks after the conversation."""
 
     system: str
     tools: str
@@ -37,7 +37,7 @@ class Sent(Struct, frozen=True):
 
     @property
     def holders(self) -> list[str]:
-        """The archives that stubs in the conversation stand for, in order."""
+        """The archives whose records are in the conversation, in order."""
         return STUB.findall("\n".join(self.pieces))
 
     @property
@@ -68,15 +68,15 @@ def taken_apart(request: Request) -> Sent:
 
 
 def of_agents(requests: Sequence[Request]) -> list[Sent]:
-    """Return the requests of agents with tools: those for summaries, and those of holders, have none."""
+    """Return the requests of agents with tools. Requests for summaries and requests of holders are left out."""
     found = [taken_apart(request) for request in requests if request.refused is None and request.body.get("tools")]
     return [sent for sent in found if b"Call no tools" not in sent.raw]
 
 
 def assert_goes_on(before: Sent, after: Sent) -> set[str]:
-    """Assert that `after` is `before` and more, but for what has been archived in between, of which return the ids.
+    """Assert that `after` continues `before`. Return the ids of the archives that were created in between.
 
-    Of that nothing in front has changed by a byte.
+    Everything before the archived part must be the same, byte by byte.
     """
     assert (after.system, after.tools) == (before.system, before.tools)
     new = set(after.holders) - set(before.holders)
@@ -94,7 +94,7 @@ def assert_goes_on(before: Sent, after: Sent) -> set[str]:
 
 
 def _pieces(message: dict[str, Any]) -> Iterator[str]:
-    """Yield what `message` holds; what users say one after the other may be one message, or several."""
+    """Yield the parts of `message`. Consecutive user messages may be joined into one message."""
     role, content = message.get("role"), message.get("content")
     if role is None or message.get("tool_calls"):
         yield json.dumps(message)

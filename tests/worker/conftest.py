@@ -1,4 +1,4 @@
-"""A log, and a transcript, that begin, for tests of files."""
+"""Fixtures: new logs and transcripts for tests of files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from orch_worker.session.transcript import Transcript
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Return where a test's file is to be."""
+    """The path of a log file."""
     return tmp_path / "log.jsonl"
 
 
 @pytest.fixture
 def log(path: Path) -> Iterator[AppendLog]:
-    """Yield a new, open log."""
+    """A new, open log."""
     log, _ = AppendLog.open(path, header=HEADER)
     yield log
     log.close()
@@ -28,13 +28,13 @@ def log(path: Path) -> Iterator[AppendLog]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return where a session's folder is to be."""
+    """The path of a session folder."""
     return tmp_path / "sessions" / "agent"
 
 
 @pytest.fixture
 def transcript(folder: Path) -> Iterator[Transcript]:
-    """Yield a new, open transcript."""
+    """A new, open transcript."""
     transcript = Transcript.open(folder, agent="agent", cwd="/somewhere")
     yield transcript
     transcript.close()

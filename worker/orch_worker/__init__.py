@@ -1,1 +1,1 @@
-"""Everything one agent is: its process, loop, transcript and tools."""
+"""The process of one agent: its loop, its transcript and its tools."""

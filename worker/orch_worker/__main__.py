@@ -1,6 +1,7 @@
-"""`python -P -m orch_worker {shim|zygote|worker} ...`: how a root starts processes of ours. Not for people.
+"""The entry point of the processes that a root starts: `python -P -m orch_worker {shim|zygote|worker} ...`.
 
-Each role imports its own module alone; the shim must stay small and the zygote decides what its workers share.
+Users do not run this command. Each role imports only its own module, because the shim must stay small, and because the
+zygote decides which modules its workers share.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ def main(role: str = "", *arguments: str) -> None:
 
         shim.main(*arguments)
     elif role == "zygote":
-        gc.disable()  # until the heap is frozen, collections only cost time
+        gc.disable()  # Until the heap is frozen, garbage collections only cost time.
         from orch_worker.process import zygote
 
         zygote.main(*arguments)

@@ -1,8 +1,9 @@
-"""Ends the turns of all agents of a program once they have spent `COST_GUARD_USD` together.
+"""Ends the turns of all agents of a program when they have spent `COST_GUARD_USD` together.
 
-Agents are processes: they share a file, named after the run that they belong to, and add to it what each response cost.
-Workers get the variable if `environment.pass` in config.toml names it. Budgets (`max_cost_usd`) do the same without an
-extension, and reserve before they spend; this shows how one decides.
+Agents are processes, so they share a file. The name of the file is the name of their run, and each agent adds the cost
+of each response. Workers get the variable COST_GUARD_USD only if `environment.pass` in config.toml names it. Budgets
+(`max_cost_usd`) do the same without an extension, and also reserve costs in advance. This extension is an example of a
+decision in a hook.
 """
 
 import fcntl
@@ -19,7 +20,7 @@ LEDGER = Path(tempfile.gettempdir()) / f"cost-guard-{os.getuid()}-{RUN}"
 
 
 def spend(dollars):
-    """Add `dollars` to what was spent, and return that."""
+    """Add `dollars` to the sum of all agents, and return the sum."""
     descriptor = os.open(LEDGER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -34,7 +35,7 @@ def register(extension):
     def count(event, _ctx):
         spend(event.usage.cost_usd)
 
-    # A guard: when it fails, the turn ends.
+    # This hook is a guard. If the hook fails, the turn ends.
     @extension.hook("before_provider_request", does=["abort"])
     def guard(_event, _ctx) -> Abort | None:
         spent = spend(0.0)

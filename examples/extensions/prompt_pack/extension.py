@@ -1,4 +1,4 @@
-"""Puts each text in `texts/` into the stable part of the prompt, in the order of their names."""
+"""Adds each text in `texts/` to the stable part of the prompt, in alphabetical order of the file names."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Takes what `patterns.txt` names out of tool results, before they are kept or shown to a model."""
+"""Removes text that matches `patterns.txt` from tool results, before the results are stored or shown to a model."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ def register(extension):
     patterns = [re.compile(line) for line in lines if line.strip() and not line.startswith("#")]
     counted = {"redactions": 0}
 
-    # Closed: a result that could not be looked through is withheld.
+    # If this hook fails, the result is withheld, because it could not be checked.
     @extension.hook("tool_result", priority=5, on_error="closed", does=["text"])
     def redact(event, _ctx):
         text = event.text
@@ -23,5 +23,5 @@ def register(extension):
 
     @extension.tool(bits=[])
     def count_redactions() -> str:
-        """Say how many things were taken out of tool results so far."""
+        """Return the number of redactions so far."""
         return f"{counted['redactions']} so far"

@@ -1,1 +1,1 @@
-"""The Python API: orchestrator, agents and sessions, async and sync."""
+"""The Python API with orchestrators, agents and sessions, in an async and a sync version."""

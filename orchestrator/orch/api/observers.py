@@ -1,4 +1,4 @@
-"""Observers of calls that come along: `progress`, plain lines on stderr."""
+"""Built-in observers of tool calls: `progress` writes plain lines to stderr."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from ..render.progress import progress_line
 
-TYPE_CHECKING = False  # the command line has no time for it
+TYPE_CHECKING = False  # avoids a slow import in the command line
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TextIO
@@ -17,7 +17,10 @@ __all__ = ["progress"]
 
 
 def progress(stream: TextIO | None = None) -> Callable[[CallEvent], None]:
-    """Return an observer that writes a line for each event to `stream`, None: to stderr, as that is then."""
+    """Return an observer that writes a line for each event to `stream`.
+
+    With None, the observer writes to the current `sys.stderr`.
+    """
 
     def write(event: CallEvent) -> None:
         from msgspec.structs import asdict

@@ -1,1 +1,4 @@
-"""Archival: finished work leaves the conversation, whole and findable, and a short record of it stays."""
+"""Archival moves finished turns out of the conversation.
+
+A short record of each turn remains in the conversation. The full messages are stored and stay searchable.
+"""

@@ -1,1 +1,1 @@
-"""The client side of the control socket: requests to the daemon, and starting it."""
+"""The client side of the control socket, which sends requests to the daemon and starts the daemon."""

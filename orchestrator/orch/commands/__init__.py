@@ -1,1 +1,1 @@
-"""Commands of a session: which there are, how a line is read, and what each does."""
+"""The catalog, the parser and the implementations of slash commands."""

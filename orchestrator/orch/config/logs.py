@@ -1,6 +1,7 @@
-"""The daemon's log: one JSON object a line, in at most two files. The one module that imports structlog.
+"""The daemon's log. The log contains one JSON object per line, in at most two files. Only this module imports
+structlog.
 
-Events have names and fields, never sentences, and never hold what agents say.
+Events have names and fields instead of sentences, and contain no conversation text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LOG_BYTES = 1 << 20
 
 
 class _WithoutKeys(logging.Formatter):
-    """Lines without `secrets`, which may grow: an error may quote what it was given."""
+    """Masks `secrets` in log lines, because an error may quote its input. More secrets can be added later."""
 
     def __init__(self, secrets: Collection[str]) -> None:
         super().__init__("%(message)s")
@@ -33,7 +34,7 @@ class _WithoutKeys(logging.Formatter):
 
 
 class BoundedLog(logging.handlers.RotatingFileHandler):
-    """A log of at most two files of LOG_BYTES, into which descriptors 1 and 2 go as well."""
+    """A log of at most two files of LOG_BYTES each. The log also receives stdout and stderr."""
 
     def _open(self) -> Any:
         stream = super()._open()
@@ -44,7 +45,10 @@ class BoundedLog(logging.handlers.RotatingFileHandler):
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:
-    """Return the logger `name`: `log.info("event", field=value)`. It writes nothing until a log is opened."""
+    """Return the logger `name`.
+
+    Use it as `log.info("event", field=value)`. The logger writes nothing before `open_log` is called.
+    """
     processors: list[Any] = [
         structlog.stdlib.filter_by_level,
         structlog.stdlib.add_logger_name,
@@ -60,7 +64,10 @@ def logger(name: str) -> structlog.stdlib.BoundLogger:
 
 
 def open_log(path: Path, secrets: Collection[str] = ()) -> None:
-    """Write this process's log to `path` from now on, without `secrets`. Raises OSError when it cannot be written."""
+    """Start writing this process's log to `path`, with `secrets` masked.
+
+    Raises OSError when the log cannot be written.
+    """
     handler = BoundedLog(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
     handler.setFormatter(_WithoutKeys(secrets))
     logging.basicConfig(handlers=[handler], level=logging.INFO)

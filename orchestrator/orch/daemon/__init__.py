@@ -1,1 +1,1 @@
-"""The per-user daemon, its control socket and the client."""
+"""The per-user daemon and its control socket."""

@@ -1,1 +1,1 @@
-"""`orch demo`: a long session with archival, recall, a killed process and three subagents, without a key."""
+"""The demo shows a long session with archival, recall, a killed process and three subagents. It needs no key."""

@@ -1,4 +1,4 @@
-"""The example that the demo plays: a small program with a bug, and the script of a model that finds it."""
+"""The example of the demo is a small program with a bug, and the scripted responses of a model that finds the bug."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _CHECKOUT: Final = Path(__file__).parents[3] / "examples" / "bug_hunt"
 
 
 class DemoTurn(Struct, frozen=True):
-    """One question, and the items that a scripted backend answers it with."""
+    """One question, and the scripted responses to the question."""
 
     prompt: str
     steps: tuple[dict[str, Any], ...]
 
 
 class Script(Struct, frozen=True):
-    """The whole session."""
+    """The script of the whole session."""
 
     turns: tuple[DemoTurn, ...]
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The items of all turns, in order: one per model call."""
+        """The items of all turns in order. Each item is one model call."""
         return [step for turn in self.turns for step in turn.steps]
 
 
@@ -45,7 +45,7 @@ def read_script() -> Script:
 
 
 def copy_project(folder: Path) -> None:
-    """Copy the program to `folder`, which must not exist."""
+    """Copy the program to `folder`. This folder must not exist."""
     shutil.copytree(_folder() / "project", folder, ignore=shutil.ignore_patterns("__pycache__"))
 
 

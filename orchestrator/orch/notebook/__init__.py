@@ -1,4 +1,4 @@
-"""An agent in a notebook: `%load_ext orch` in IPython or Jupyter, then `%orch` and `%%orch`."""
+"""An agent in a notebook. Use `%load_ext orch` in IPython or Jupyter, then `%orch` and `%%orch`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Give the shell, IPython's InteractiveShell, its magics. Starts nothing: the first question does."""
+    """Register the magics in `shell`, an IPython InteractiveShell. The first prompt starts the agent."""
     from .magic import OrchMagics, rewrite_questions
 
     shell.register_magics(OrchMagics(shell))
@@ -17,7 +17,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Take the magics away, and end what they started."""
+    """Remove the magics and end their agents."""
     from .magic import OrchMagics, rewrite_questions
 
     if rewrite_questions in shell.input_transformers_cleanup:

@@ -1,4 +1,4 @@
-"""Ways to start a worker, one a module."""
+"""Launchers, which start workers. Each module contains one kind of launcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["default_launcher"]
 
 
 def default_launcher(run: str, folder: Path) -> Launcher:
-    """Return the launcher for this platform: fork from a template where forking is safe, else a fresh process."""
+    """Return the launcher for this platform.
+
+    On Linux the launcher forks workers. On other platforms the launcher starts a new interpreter for each worker.
+    """
     if sys.platform == "linux":
         from .zygote import ZygoteLauncher
 

@@ -1,1 +1,1 @@
-"""Recording of sessions, and replaying them as regression tests."""
+"""Generate regression tests from recorded sessions, and replay these tests."""

@@ -1,4 +1,4 @@
-"""Archives, search hits and entries of archives as text."""
+"""Text of archives, search hits and archived messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RIGHT = frozenset({3, 4, 5, 6})
 
 
 def table(rows: list[dict[str, Any]], now: float | None = None) -> str:
-    """Return archives as a table, one a line."""
+    """Return archives as a table, one per line."""
     cells = [
         [
             *(row["id"], row["kind"], row["owner"], terminal.age(row["created_at"], now)),
@@ -43,7 +43,10 @@ def _hit(hit: dict[str, Any]) -> str:
 
 
 def numbered_entries(messages: list[dict[str, Any]], id: str, first: int) -> list[dict[str, Any]]:
-    """Return messages of an archive with their entry numbers, from `first`. Raises EntryNotFoundError if empty."""
+    """Add entry numbers, beginning with `first`, to messages of an archive.
+
+    Raises EntryNotFoundError if there are none.
+    """
     if not messages:
         from orch_protocol.core.errors import EntryNotFoundError
 
@@ -52,12 +55,15 @@ def numbered_entries(messages: list[dict[str, Any]], id: str, first: int) -> lis
 
 
 def pages(entries: list[dict[str, Any]]) -> str:
-    """Return entries of an archive, one below the other."""
+    """Return archived messages as text, one below another."""
     return "\n\n".join(f"[entry {entry['entry']}] {entry['role']}\n{terminal.message(entry)}" for entry in entries)
 
 
 def entry_range(text: str) -> tuple[int, int | None]:
-    """Return the entries that `text` means: the first, and the last (None: to the end). Raises ConfigError."""
+    """Return the first and last entry of the range `text`.
+
+    The last entry is None for an open range. Raises ConfigError.
+    """
     start, dash, end = text.partition("-")
     try:
         first = int(start)

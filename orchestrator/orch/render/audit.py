@@ -1,4 +1,4 @@
-"""The audit of a session as a table."""
+"""Table of the audit trail of a session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RIGHT = frozenset({0, 4, 5})
 
 
 def table(rows: list[AuditRow]) -> str:
-    """Return what happened as a table, one thing a line."""
+    """Return the events as a table, one per line."""
     return terminal.format_columns([HEAD, *map(_cells, rows)], RIGHT)
 
 

@@ -1,4 +1,4 @@
-"""Settings and their sources as a table."""
+"""Table of settings and their sources."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["table"]
 
 
 def table(values: dict[str, Any], sources: dict[str, str]) -> str:
-    """Return every setting with its value and where that is from, one a line."""
+    """Return every setting with its value and source, one per line."""
     texts = {key: toml_value(value) for key, value in values.items()}
     widths = max(map(len, texts)), max(map(len, texts.values()))
     return "\n".join(f"{key:{widths[0]}}  {text:{widths[1]}}  {sources[key]}" for key, text in texts.items())
 
 
 def toml_value(value: Any) -> str:
-    """Return `value` as a configuration file would have it; what is not set is a dash."""
+    """Return `value` in the syntax of a configuration file. None becomes a dash."""
     return "-" if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Findings of `orch doctor` as JSON data and as lines."""
+"""Results of `orch doctor` as JSON data and as text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Findings", "data", "page"]
 
 
 Findings: TypeAlias = Mapping[str, tuple[str, str]]
-"""The level and the detail of each check, by its name."""
+"""The level and detail of each check, by the check's name."""
 
 
 def data(found: Findings) -> list[dict[str, str]]:
-    """Return what was found as JSON data."""
+    """Return the results as JSON data."""
     return [{"check": name, "level": level, "detail": detail} for name, (level, detail) in found.items()]
 
 
 def page(found: Findings) -> str:
-    """Return what was found, one check a line."""
+    """Return the results, one check per line."""
     return "\n".join(f"{level:5}{name:15}{terminal.safe(detail)}" for name, (level, detail) in found.items())

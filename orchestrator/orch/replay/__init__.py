@@ -1,1 +1,1 @@
-"""Replay: what a recorded session would have cost under another policy, with the archives really made."""
+"""Replay recorded sessions with other archival policies to compare costs. A replay creates real archives."""

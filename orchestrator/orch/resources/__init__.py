@@ -1,1 +1,1 @@
-"""Extensions, skills and prompt templates of a project or user."""
+"""Extensions, skills, prompt templates and memory notes of a project or user."""

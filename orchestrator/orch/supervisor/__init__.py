@@ -1,1 +1,1 @@
-"""The supervisor: applies decisions of the tree to processes, timers and files."""
+"""The supervisor applies the tree's decisions to processes, timers and files."""

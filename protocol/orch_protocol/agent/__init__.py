@@ -1,1 +1,1 @@
-"""What an agent is started with: its specification and configuration."""
+"""The specification and configuration of an agent."""

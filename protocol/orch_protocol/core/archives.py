@@ -1,4 +1,4 @@
-"""What it says on record when a part of a conversation goes to a holder."""
+"""Data about archives in a session file: which messages were archived, and the record that replaces them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ __all__ = ["ArchiveKind", "ArchiveSource", "Collapse", "RecordUpgrade", "Span"]
 
 ArchiveKind: TypeAlias = Literal["turn", "phase", "era"]
 Span: TypeAlias = tuple[int, int]
-"""Offset and length, in bytes, of whole lines in a session file."""
+"""Byte offset and length of whole lines in a session file."""
 
 
 class Collapse(Struct, frozen=True):
-    """A part of a conversation is `holder`'s now, and `messages` stand in its place.
+    """The entry of a session that replaces a part of the conversation by `messages`.
 
-    The part is everything from the entry `first` to the entry `last` that the conversation still shows. What the holder
-    consists of are the messages on the lines `spans` of the owner's file, which hash to `sha256`; the prompt of a turn
-    is among them, whether it leaves the conversation or not. An era has no hash: its members have theirs, and each line
-    has a checksum. `record` is what else is known of it, as JSON data.
+    The replaced part is stored in the archive `holder`.
+
+    - `first`, `last`: ids of the first and last replaced entry.
+    - `spans`: the lines of the owner's session file that contain the archived messages. The lines include the prompt of
+      a turn even if the prompt stays in the conversation.
+    - `sha256`: the hash of these lines. An era has no hash, because its members have hashes and each line has a
+      checksum.
+    - `record`: additional JSON data about the archive.
     """
 
     holder: str
@@ -36,10 +40,10 @@ class Collapse(Struct, frozen=True):
 
 
 class RecordUpgrade(Struct, frozen=True):
-    """`stub` is a better text for what stands in `holder`'s place.
+    """The entry of a session that replaces the record of `holder` by the better text `stub`.
 
-    Not `at_once`, it is used from the next collapse at or before that place on: until then what a provider has cached
-    of the conversation is worth more.
+    If `at_once` is False, the new text takes effect later: with the next collapse that begins at the record or before
+    it. Until then, the provider's prompt cache stays valid.
     """
 
     holder: str
@@ -48,10 +52,10 @@ class RecordUpgrade(Struct, frozen=True):
 
 
 class ArchiveSource(Struct, frozen=True):
-    """Where a holder finds what it holds: the lines `spans` of the session file in `folder`, of its agent `owner`.
+    """Where a holder reads its archive: the lines `spans` of the session file in `folder`.
 
-    An era holds more than anybody reads at once: it is shown the records of its members, `shown`, and with each
-    question the passages that a search finds.
+    `owner` is the agent of this session. An era is too long to be read at once. The holder of an era sees the records
+    of the era's members (`shown`). With each question, the holder also gets the passages that a search finds.
     """
 
     folder: str

@@ -1,4 +1,6 @@
-"""What is done around a turn beside the turn itself: its prompt is assessed, its outcome reflected upon. As data."""
+"""Settings of two phases: assessment of the prompt before a turn, and reflection on the outcome at the end of
+the turn.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ Seconds = Annotated[float, Meta(gt=0, le=600)]
 
 
 class AssessRule(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a turn is given whose prompt has a place that `match` fits, a regular expression, and at least `words`.
+    """A rule for prompts that match the regular expression `match` and have at least `words` words.
 
-    `note` is told to the agent; with `plan` it may only look, and is to hand in a plan; of `preset` are the built-in
-    tools that it may use; `model` answers.
+    `note` is a text that the agent receives with the prompt. If `plan` is True, the turn runs in plan mode. `preset`
+    limits the turn to the built-in tools of this preset. `model` is the model for the turn.
     """
 
     match: str = ""
@@ -38,11 +40,11 @@ class AssessRule(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReflectRule(Struct, frozen=True, forbid_unknown_fields=True):
-    """What becomes of a turn that fits it.
+    """A rule for the turns that meet all conditions of the rule.
 
-    Its reply has a place that `reply` fits, a regular expression, it changed a file that the pattern `changed` fits,
-    and of its calls at least `failed` failed. `note` stands behind the reply, or with `again` is told to the agent,
-    which then goes on.
+    `reply`: a regular expression that matches the reply. `changed`: a pattern that matches a changed file. `failed`:
+    the minimum number of failed calls. `note` is added to the reply. If `again` is True, the note is sent to the agent
+    instead, and the agent continues.
     """
 
     reply: str = ""
@@ -56,41 +58,47 @@ class ReflectRule(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Assess(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether prompts are assessed before a turn begins, and by whom."""
+    """Whether and how prompts are assessed before a turn begins."""
 
     kind: PhaseKind = "off"
     when: When = "always"
-    """`on_failure`: after a turn alone that was cut short, or ended otherwise than by an answer."""
+    """When to assess. `on_failure`: only after a turn that was cut short or ended without an answer."""
     every_turns: Count = field(default=1, name="every")
-    """Run in every n-th turn of a conversation."""
+    """Assess the prompt of every n-th turn of a conversation."""
     rules: tuple[AssessRule, ...] = ()
-    """For kind `rule`: the first that fits."""
+    """Rules of an assessment of kind `rule`. The first rule that matches applies."""
     model: str | None = None
-    """Who is asked, `provider:name` or `local`; unset: the agent's own."""
+    """The model that assesses: `provider:name` or `local`. None means the agent's own model."""
     models: tuple[str, ...] = ()
-    """Those of which it may choose one for the turn."""
+    """Models from which the assessment may choose one for the turn."""
     max_tokens: Tokens = 8_000
-    """What one assessment may take, question and answer together."""
+    """Maximum tokens of one assessment, request and response together."""
     max_cost_usd: Dollars | None = None
     seconds: Seconds = 30.0
 
 
 class Reflect(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether the outcome of a turn is reflected upon before the reply, and by whom."""
+    """Whether and how an agent reflects on the outcome of a turn before it replies."""
 
     kind: PhaseKind = "off"
     when: When = "always"
-    """`on_failure`: when the last call failed, nothing was said, or the turn ended otherwise than by an answer."""
+    """When to reflect.
+
+    `on_failure`: only if the last call failed, the reply is empty, or the turn ended without an answer.
+    """
     every_turns: Count = field(default=1, name="every")
-    """Run in every n-th turn of a conversation."""
+    """Reflect on every n-th turn of a conversation."""
     rules: tuple[ReflectRule, ...] = ()
-    """For kind `rule`: the first that fits; without any, an agent whose last call failed is asked to go on."""
+    """Rules of a reflection of kind `rule`. The first rule that matches applies.
+
+    If there are no rules, an agent whose last call failed is asked to continue.
+    """
     model: str | None = None
-    """Who is asked, `provider:name` or `local`; unset: the agent's own."""
+    """The model that reflects: `provider:name` or `local`. None means the agent's own model."""
     max_continuations: Annotated[int, Meta(ge=0, le=20)] = field(default=1, name="tries")
-    """How many times the agent may be told to continue."""
+    """Maximum number of times that one turn is continued after reflection."""
     max_tokens: Tokens = 12_000
-    """What one reflection may take, question and answer together."""
+    """Maximum tokens of one reflection, request and response together."""
     max_cost_usd: Dollars | None = None
     seconds: Seconds = 30.0
 

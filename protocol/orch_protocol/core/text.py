@@ -1,4 +1,4 @@
-"""Text that every encoding can carry."""
+"""Convert text to one printable line, and to valid UTF-8."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def plain_line(text: str, width: int) -> str:
-    """Return the head of `text` as one line of at most `width` characters, in which nothing is but what is seen.
+    """Return `text` as one line of at most `width` printable characters. Cut a longer text at the end.
 
-    Line ends, control characters, marks that turn the direction and whatever else has no shape are written out.
+    Line ends, control characters, bidirectional marks and other characters without a glyph are escaped.
     """
     written = "".join(
         each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode()

@@ -1,1 +1,1 @@
-"""What agents may do and use: approvals, rules, sandbox levels, budgets and rate limits."""
+"""Approvals, policy rules, sandbox levels, budgets and rate limits."""

@@ -1,1 +1,1 @@
-"""Skills, memory, extensions, slash commands and key bindings as data."""
+"""Data types of skills, memory, extensions, slash commands and key bindings."""

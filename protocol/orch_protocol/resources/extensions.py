@@ -1,4 +1,4 @@
-"""Extensions as data: what one says of itself, what it may do, and where a worker finds it."""
+"""Extensions: the manifest, the permissions, and the data with which a worker loads them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ Name: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_-]{0,63}\Z")]
 class ExtensionPermissions(Struct, frozen=True):
     """What an extension may register. Other registrations raise ConfigError.
 
-    `stages`: where its hooks may be called, `*` for all. `tools`, `commands`: names of tools and slash commands.
-    `tiers`: tiers of the prompt that its hooks may change. `skills`: skills of its folder `skills` that are listed in
-    the system text. `prompts`: templates that its code registers; those in its folder `prompts` need no permission.
-    Unknown fields are ignored here, so that specs in older journals decode; `read_manifest` rejects them.
+    - `stages`: the stages of its hooks; `*` means all stages.
+    - `tools`, `commands`: names of its tools and slash commands.
+    - `tiers`: tiers of the prompt that its hooks may change.
+    - `skills`: names of skills in its folder `skills`. The system text lists these skills.
+    - `prompts`: templates that its code registers. Templates in its folder `prompts` need no permission.
+
+    Decoding ignores unknown fields, so that specs in older journals can be decoded. See `read_manifest`, which rejects
+    unknown fields.
     """
 
     stages: tuple[str, ...] = ()
@@ -32,7 +36,7 @@ class ExtensionPermissions(Struct, frozen=True):
 
 
 class WidgetSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that front ends may show all the time: what the line `command` says; see `slash.Widget`."""
+    """A widget that front ends may show permanently: the output of the line `command`. See `slash_commands.Widget`."""
 
     name: Name
     command: str
@@ -41,8 +45,10 @@ class WidgetSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """What `extension.toml` says. `name` is that of its folder. `keys` are lines that front ends may bind to a key
-    each, and `widgets` what they may show."""
+    """The content of `extension.toml`. `name` is the name of the folder.
+
+    `keys` maps keys to lines. A front end may bind the line to the key. `widgets` are widgets that front ends may show.
+    """
 
     name: Name
     version: str = "0"
@@ -53,9 +59,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExtensionSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """An extension that an agent runs with, in the folder `path`. Of its tools the agent was granted `tools`.
+    """An extension of an agent, in the folder `path`. `tools` are the granted tools of the extension.
 
-    `trust` is the file that says which contents are trusted, "" where they need not be.
+    `trust` is the file that lists trusted contents, or "" if the extension needs no trust.
     """
 
     path: str

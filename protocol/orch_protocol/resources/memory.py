@@ -1,4 +1,4 @@
-"""What agents remember from one conversation to the next, as data."""
+"""Memory: notes that agents keep across conversations."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["MemoryConfig", "MemorySpec", "Note", "NoteSource"]
 
 Chars = Annotated[int, Meta(ge=100, le=10_000_000)]
 NoteSource: TypeAlias = Literal["agent", "compaction", "user"]
-"""Who wrote a note: an agent, when it thought of it; the model that summarised its conversation; a person."""
+"""The author of a note: an agent, the model that summarized the agent's conversation, or a user."""
 
 
 class Note(Struct, frozen=True, omit_defaults=True):
-    """Something to remember, as text, and where it is from: the `agent` and the query (`turn`) that it was written in.
+    """A note: its text, the agent that wrote it, and the query (`turn`) in which it was written.
 
-    `at` is when, ISO 8601 UTC. `marks` are those of the conversation that it is from, see `orch_protocol.core.taint`.
+    `at` is ISO 8601 UTC. `marks` are the taint labels of the conversation.
     """
 
     id: str
@@ -31,23 +31,23 @@ class Note(Struct, frozen=True, omit_defaults=True):
 
 
 class MemoryConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether agents remember, and how much."""
+    """Settings of the memory."""
 
     enabled: bool = False
     provider: str = "file"
-    """What keeps the notes: `file`, or `package.module:make`, which is called with a MemorySpec."""
+    """The storage of notes: `file`, or `package.module:make`. orch calls the function `make` with a MemorySpec."""
     tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 1_000
-    """What of it each request is told at most, by relevance."""
+    """Maximum tokens of notes in each request. The most relevant notes come first."""
     note_chars: Chars = 2_000
-    """How long a note may be."""
+    """Maximum length of a note."""
     total_chars: Chars = 100_000
-    """How long all notes of a folder may be together; then the oldest give way."""
+    """Maximum length of all notes of a folder together. Beyond this length, orch deletes the oldest notes."""
     flush: bool = True
-    """Before a conversation is compacted, let its model write down what is worth knowing in others."""
+    """Let the model write notes before its conversation is compacted."""
 
 
 class MemorySpec(Struct, frozen=True):
-    """What one agent remembers: the notes in `folder`, by `provider`, as its configuration says."""
+    """The memory of one agent: notes in `folder`, stored by `provider`."""
 
     folder: str
     provider: str = "file"

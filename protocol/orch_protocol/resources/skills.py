@@ -1,4 +1,7 @@
-"""Skills as data: instructions for particular work, of which an agent is told a line each, and reads the rest."""
+"""Skills: instructions for particular tasks.
+
+The prompt contains one line for each skill. The agent reads the instructions with a tool.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,35 @@ from msgspec import Meta, Struct
 __all__ = ["READ_SKILL", "SKILL_READ", "SkillSpec", "SkillsConfig", "SkillsSpec"]
 
 READ_SKILL: Final = "read_skill"
-"""The tool that reads them."""
+"""The tool that reads skills."""
 SKILL_READ: Final = "skill"
-"""The type of the custom entries that tell which one was read, and as what it was."""
+"""The type of the custom entries that record which skill was read."""
 TOKENS: Final = 2000
 
 
 class SkillsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Skills beside those in `$ORCH_HOME/skills` and a project's `.orch/skills`."""
+    """Skills in addition to those in `$ORCH_HOME/skills` and a project's `.orch/skills`."""
 
     enabled: bool = True
     folders: tuple[str, ...] = ()
-    """Other folders of skills; a relative one is a project's own, which is to be trusted skill by skill."""
+    """More folders with skills. A relative path is inside each project.
+
+    Each skill of a project must be trusted separately.
+    """
     load: tuple[str, ...] = ()
-    """Names under which installed packages offer skills."""
+    """Entry point names of skills in installed packages."""
     tokens: Annotated[int, Meta(ge=50, le=1_000_000)] = TOKENS
-    """What their index may take in the system text."""
+    """Maximum size of the list of skills in the system text."""
     presets: dict[str, tuple[str, ...]] = {}
-    """By preset: which of them its agents have; all, where nothing is said."""
+    """The skills of agents with a preset, by preset. Agents of a preset that is not listed have all skills."""
 
 
 class SkillSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A skill that an agent has: in the folder `path`; or, without one, its `text` is here, and so are its `files`.
+    """A skill of an agent, in the folder `path`. If `path` is "", `text` and `files` contain the skill.
 
-    `hash` tells what is in it from everything else. `allowed` are the tools that it says are enough, None: it does not
-    say. `trust` is the file that says which contents are trusted, "" where they need not be: of the folder `trusted`,
-    "" for its own.
+    `hash` identifies the content. `allowed` are the tools that the skill declares as sufficient. None means that the
+    skill declares no tools. `trust` is the file that lists trusted contents, or "" if the skill needs no trust.
+    `trusted` is the folder whose content must be trusted, or "" for the skill's own folder.
     """
 
     name: str
@@ -50,7 +56,7 @@ class SkillSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class SkillsSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The skills of one agent, and how many `tokens` may tell of them; by preset, which ones agents below it have."""
+    """The skills of one agent, the maximum tokens of their list, and the skills of its subagents by preset."""
 
     skills: tuple[SkillSpec, ...] = ()
     tokens: int = TOKENS

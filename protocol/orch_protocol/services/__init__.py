@@ -1,1 +1,1 @@
-"""Parameters and results of the services of a root."""
+"""Services of the root: parameters, results, callers and CLI verbs."""

@@ -1,1 +1,1 @@
-"""Entries of session files, and the shapes of session trees."""
+"""Entries of session files, and requests about sessions."""

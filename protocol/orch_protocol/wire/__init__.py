@@ -1,1 +1,1 @@
-"""Frames, and the messages that processes exchange."""
+"""Frames and messages between processes."""

@@ -1,4 +1,4 @@
-"""Lines of the control socket: a service asked for, and what comes of it."""
+"""Lines of the control socket: requests, responses and notices."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from msgspec import Struct
 __all__ = ["ALREADY_RUNNING", "ControlNotice", "ControlRequest", "ControlResponse"]
 
 ALREADY_RUNNING: Final = 3
-"""The exit code of a daemon that finds another one running in its ORCH_HOME."""
+"""Exit status of a daemon if another daemon is already running in the same ORCH_HOME."""
 
 
 class ControlRequest(Struct, frozen=True, omit_defaults=True):
-    """One line from a client of the control socket. `credentials` are variables of its shell, for models."""
+    """A request of a client. `credentials` are the environment variables with API keys in the client's shell."""
 
     id: int
     method: str
@@ -27,7 +27,10 @@ class ControlRequest(Struct, frozen=True, omit_defaults=True):
 
 
 class ControlResponse(Struct, frozen=True, omit_defaults=True):
-    """One line to a client: an `event` of a request under way, or its end with exactly one of `result` and `error`."""
+    """A line sent to a client: an `event` of a running request, or the last line of the request.
+
+    The last line has exactly one of `result` and `error`.
+    """
 
     id: int
     result: Any = None
@@ -36,6 +39,6 @@ class ControlResponse(Struct, frozen=True, omit_defaults=True):
 
 
 class ControlNotice(Struct, frozen=True):
-    """An event with a line for people, which a client prints on stderr."""
+    """An event with a message for people, which a client prints on stderr."""
 
     notice: str

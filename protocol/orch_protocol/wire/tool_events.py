@@ -1,4 +1,4 @@
-"""What becomes of each call of a tool, as observers are told of it."""
+"""Events of tool calls, for observers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CallOutcome: TypeAlias = Literal["start", "ran", "deny", "declined", "task", "dr
 
 
 class CallReport(Struct, frozen=True, omit_defaults=True):
-    """What became of a call in the turn that the frame's id names; see CallEvent."""
+    """The outcome of a tool call in the turn that the frame's id names. See CallEvent."""
 
     outcome: CallOutcome
     tool: str
@@ -30,13 +30,17 @@ class CallReport(Struct, frozen=True, omit_defaults=True):
 
 
 class CallEvent(CallReport, frozen=True, kw_only=True, omit_defaults=False):
-    """Something became of a call of a tool, by the agent `agent_id`, in the turn `query_id`.
+    """An event of a tool call by the agent `agent_id` in the turn `query_id`. `outcome` is one of:
 
-    `start`: it is let run. `ran`: it has, with `success` or without; `result` is the head of what it returned, after
-    `elapsed_ms`. `task`: it was one about tasks, and is done. `deny`: it may not run, by `reason`: of the policy, or
-    because it was not granted, or does not fit its schema. `declined`: whoever was asked said no, or nobody did.
-    `dry_run`: it was not run, and `decision` is what the policy said of it. `digest` tells the very call, with its
-    arguments and the places they lead to, from every other; it is the one that approval is bound to.
+    - "start": the call starts
+    - "ran": the call ended after `elapsed_ms`; `success` says whether it succeeded; `result` is the beginning of its
+      result
+    - "task": a call of a task tool ended
+    - "deny": the call was denied by policy, was not granted, or does not match its schema; see `reason`
+    - "declined": the approver denied the call, or no approver answered
+    - "dry_run": the call was not run; `decision` is the decision of the policy
+
+    `digest` identifies the call with its arguments and resolved paths. An approval applies to one digest.
     """
 
     agent_id: str

@@ -1,4 +1,4 @@
-"""Lives to prune, which wait for no disk."""
+"""Fixtures: agents with archives, and a disk that needs no waiting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orch_worker.session.log.append_log import AppendLog
 
 @pytest.fixture
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for a disk."""
+    """Replace the calls that wait for the disk."""
     monkeypatch.setattr(AppendLog, "_fdatasync", staticmethod(lambda _: None))
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
@@ -29,7 +29,7 @@ def life(tmp_path: Path) -> Iterator[Life]:
 
 @pytest.fixture
 def long(tmp_path: Path) -> Iterator[Life]:
-    """One whose turns have phases and merge into eras."""
+    """An agent whose long turns are archived in phases and whose records merge into eras."""
     life = Life(tmp_path, PROFILES["tight"])
     yield life
     life.close()

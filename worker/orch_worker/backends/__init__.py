@@ -1,4 +1,4 @@
-"""What answers for an agent: one backend a module, all with the contract of `base`."""
+"""Model backends, one per module. Every backend implements the protocol in `base`."""
 
 from .registry import make_backend, template_for
 

@@ -1,1 +1,1 @@
-"""Messages of a conversation: turns, text, tokens, and the records that stand for archived ones."""
+"""Messages of a conversation: turns, text, tokens, and the records of archived turns."""

@@ -1,4 +1,4 @@
-"""A conversation in a form that providers accept, made of the messages that a file holds. Pure."""
+"""Converts stored messages into a conversation that providers accept. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOST_START = "[The beginning of this conversation is not on record.]"
 
 
 def without_lost(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return `messages` without the results made up for calls at their end: of a turn whose calls still run."""
+    """Return `messages` of a turn whose calls are still running. The generated error results at the end are removed."""
     if not messages or messages[-1].role != "user":
         return tuple(messages)
     blocks = tuple(block for block in messages[-1].content if not _is_lost(block))
@@ -31,21 +31,21 @@ def _is_lost(block: Block) -> bool:
 
 
 class HistoryBuilder:
-    """Makes a conversation that providers accept out of the messages a file holds, one after the other."""
+    """Builds a conversation that providers accept. Stored messages are added one at a time."""
 
     def __init__(self) -> None:
         self._done: list[Message] = []
         self._run: list[Message] = []
-        """The last messages, all of one role: one message in the end."""
+        """The last messages, which have the same role and will become one message."""
         self._calls: list[str] = []
         """Ids of the calls in the last assistant message."""
         self._open: list[str] = []
-        """Those of them that have no result yet."""
+        """Ids of the calls in the last assistant message that have no result yet."""
         self._live: set[str] = set()
-        """Those that run code in the agent's own process."""
+        """Ids of the calls in the last assistant message that run code in the agent's process."""
 
     def add(self, message: Message) -> None:
-        """Take the next message in. One without content says nothing and is left out."""
+        """Add the next message. A message without content is ignored."""
         if not message.content:
             return
         if message.role == "user":
@@ -65,7 +65,7 @@ class HistoryBuilder:
         self._run.append(message)
 
     def messages(self) -> tuple[Message, ...]:
-        """Return the conversation so far, with a result for each call that has none."""
+        """Return the conversation so far, with an error result for each call without a result."""
         return (*self._done, *self._tail())
 
     def _tail(self) -> list[Message]:
@@ -79,7 +79,7 @@ class HistoryBuilder:
         return [self._joined(self._run), lost]
 
     def _match(self, message: Message) -> Message:
-        """Return `message` with each result that answers no open call turned into text."""
+        """Return `message`. A result without an open call becomes text."""
         if not any(type(block) is ToolResult for block in message.content):
             return message
         blocks: list[Block] = []
@@ -94,7 +94,10 @@ class HistoryBuilder:
         return Message("user", tuple(blocks))
 
     def _joined(self, run: list[Message]) -> Message:
-        """Return `run` as one message. In a user's, results come first, in call order: only so do they answer calls."""
+        """Return the messages of `run` as one message.
+
+        In a user message, the results come first, in the order of their calls, as providers require.
+        """
         role = run[0].role
         blocks = [block for message in run for block in message.content]
         if role == "user":
@@ -106,7 +109,7 @@ class HistoryBuilder:
 
 
 def valid_conversation(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """Return `messages`, whatever they are, in a form that providers accept; see `Session.messages`."""
+    """Return `messages` in a form that providers accept. See `Session.messages`."""
     history = HistoryBuilder()
     for message in messages:
         history.add(message)

@@ -1,1 +1,1 @@
-"""The life of a worker process: zygote, shim and initialization."""
+"""The start and end of worker processes: zygote, shim and initialization."""

@@ -1,4 +1,4 @@
-"""Hiding orch's folders and denied paths from a worker before it runs any code of its agent."""
+"""Hides orch's folders and denied paths from a worker before it runs code of its agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["hide_paths"]
 
 
 def hide_paths(paths: WorkerPaths) -> None:
-    """Enter a mount namespace without what `paths` says. Ends the process if that fails and is required."""
+    """Enter a mount namespace in which `paths` are hidden. If hiding fails although it is required, end the process."""
     try:
         _hide(paths)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Landlock, seccomp and bubblewrap."""
+"""The sandbox of tools: Landlock, seccomp and bubblewrap."""

@@ -1,1 +1,1 @@
-"""Session files: transcript, entry tree and what is read back from them."""
+"""Session files: the transcript, the tree of entries, and the state computed from them."""

@@ -1,4 +1,4 @@
-"""Opening what lies below a folder, whatever is swapped on the way meanwhile: no link is followed."""
+"""Opens files below a folder without following links, even if parts of the path are swapped during the call."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class _OpenHow(ctypes.Structure):
 
 
 def open_below(root: str, relative: str, flags: int) -> int:
-    """Open `relative`, a path without links, below the folder `root`. Raises OSError, also when a link is there now.
+    """Open `relative`, a path without links, below the folder `root`.
 
-    One call where the kernel has it (Linux 5.6), else folder by folder.
+    Raise OSError if opening fails or if the path now contains a link. If the kernel has openat2 (Linux 5.6), this
+    function uses openat2. Otherwise the function opens one folder after the other.
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -48,7 +49,7 @@ def _resolved(top: int, relative: str, flags: int) -> int:
         try:
             return linux.syscall(OPENAT2, top, ctypes.addressof(path), ctypes.addressof(how), ctypes.sizeof(how))
         except OSError as error:
-            if error.errno != errno.EAGAIN:  # something was renamed at that very moment
+            if error.errno != errno.EAGAIN:  # EAGAIN means that a component was renamed during the call.
                 raise OSError(error.errno, error.strerror, relative) from None
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), relative)
 
@@ -72,7 +73,10 @@ def _walked(top: int, relative: str, flags: int) -> int:
 
 @cache
 def _has_openat2() -> bool:
-    """Whether the kernel has the call, and what watches over this process lets it through: tried, not guessed."""
+    """Return whether openat2 works on this machine. The function tries a call.
+
+    The kernel may lack openat2, or a seccomp filter may block it.
+    """
     if not linux.LINUX:
         return False
     try:
@@ -82,7 +86,7 @@ def _has_openat2() -> bool:
         finally:
             os.close(top)
     except FileNotFoundError:
-        return True  # it was understood
+        return True  # The call itself works.
     except OSError:
         return False
     return True

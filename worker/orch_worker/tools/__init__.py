@@ -1,1 +1,1 @@
-"""What an agent can do: tools, and the presets that grant them."""
+"""The tools of an agent, and the presets that grant them."""

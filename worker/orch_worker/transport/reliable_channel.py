@@ -1,4 +1,4 @@
-"""A channel with timers: re-sends what was not acknowledged, acknowledges what no answer did. Both ends use it."""
+"""A channel with timers for re-sending and acknowledging frames. The worker and the root use this channel."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from orch_protocol.wire.worker_messages import EmptyBody
 
 __all__ = ["ReliableChannel"]
 
-# Long enough for most answers to carry the ack, short of the re-send by far: an idle process is not woken for it.
+# This time is long enough for most answers to carry the acknowledgment, and much shorter than the re-send interval.
 ACK_SECONDS = 0.25
 
 
 class ReliableChannel:
-    """Sends bodies through `transmit` and opens what arrives.
+    """Sends bodies through `transmit`, and decodes received frames.
 
-    Timers run only while something is owed: an idle courier never wakes its process.
+    Timers run only while an acknowledgment or a re-send is pending, so an idle process is never woken.
     """
 
     def __init__(self, channel: FrameChannel, transmit: Callable[[bytes], None]) -> None:
@@ -31,10 +31,12 @@ class ReliableChannel:
         self._closed = False
 
     def send(self, kind: str, body: Struct, id: str = "", *, reliable: bool = True) -> None:
-        """Send `body`; a reliable one is kept and re-sent until the peer has it. A closed courier drops it.
+        """Send `body`. A reliable body is sent again until the peer acknowledges it.
 
-        Raises MessageTooLargeError or ProtocolError for a body that cannot travel, StoreError when the file for a large
-        one cannot be written.
+        After `close`, the body is dropped.
+
+        Raise MessageTooLargeError or ProtocolError for a body that cannot be sent. Raise StoreError if the file for a
+        large body cannot be written.
         """
         if self._closed:
             return
@@ -43,9 +45,11 @@ class ReliableChannel:
             self._resend = self._loop.call_later(RESEND_SECONDS, self._send_overdue)
 
     def receive(self, data: bytes) -> tuple[Frame, Struct] | None:
-        """Return the frame in `data` with its body, or None if there is nothing to deliver; see `Channel.decode`.
+        """Return the frame in `data` with its body. Return None if there is nothing to deliver.
 
-        Raises ProtocolError.
+        See `FrameChannel.decode`.
+
+        Raise ProtocolError for an invalid frame.
         """
         try:
             return self.channel.decode(data)
@@ -54,12 +58,12 @@ class ReliableChannel:
                 self._ack = self._loop.call_later(ACK_SECONDS, self._send_ack)
 
     def flush(self) -> None:
-        """Acknowledge now what is owed, before leaving."""
+        """Send a pending acknowledgment now."""
         if self.channel.owes_ack:
             self._transmit(self.channel.encode("ack", EmptyBody()))
 
     def close(self) -> None:
-        """The peer is gone: stop the timers, and send nothing more."""
+        """Stop the timers. Nothing more is sent, because the peer is gone."""
         self._closed = True
         for timer in (self._resend, self._ack):
             if timer is not None:

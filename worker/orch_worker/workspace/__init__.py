@@ -1,1 +1,1 @@
-"""Files and values that an agent keeps at hand."""
+"""The workspace of an agent: files, values and results that the agent can refer to."""

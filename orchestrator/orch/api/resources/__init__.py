@@ -1,1 +1,1 @@
-"""What an orchestrator and an agent group by subject: `o.archives`, `o.hooks`, `agent.queue` and others."""
+"""Groups of methods of orchestrators and agents by subject, such as `o.archives`, `o.hooks` and `agent.queue`."""

@@ -1,4 +1,4 @@
-"""`o.prompt_templates`: the prompt templates that agents can be spawned with."""
+"""`o.prompt_templates` contains the prompt templates that agents can be spawned with."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class PromptTemplates:
         self._templates = templates
 
     def list(self) -> builtins.list[PromptTemplate]:
-        """Return all templates by name. Raises ConfigError when two have the same name."""
+        """Return all templates by name. Raises ConfigError when two templates have the same name."""
         return self._templates.all()

@@ -1,4 +1,4 @@
-"""How the groups of the Python API reach the services of a running root."""
+"""The type of a function that calls services of a running root. The method groups of the Python API use it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ R = TypeVar("R")
 
 
 class ServiceCall(Protocol):
-    """Call a service of the root as the user, and return its result."""
+    """Calls a service of the root as the user, and returns its result."""
 
     async def __call__(self, service: Service[P, R], params: P) -> R: ...

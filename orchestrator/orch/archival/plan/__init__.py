@@ -1,1 +1,1 @@
-"""What is archived when: triggers, gains and the merging of records."""
+"""Decides when to archive. The decisions use triggers, expected savings, and rules for merging records."""

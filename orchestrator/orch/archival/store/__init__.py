@@ -1,1 +1,1 @@
-"""Archives on disk: catalog, index, search and deletion."""
+"""Archives on disk, with their catalog, index, search and deletion."""

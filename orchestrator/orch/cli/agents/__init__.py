@@ -1,1 +1,1 @@
-"""The commands that start, ask, steer and end agents."""
+"""Commands that start, query, steer and end agents."""

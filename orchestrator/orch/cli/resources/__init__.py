@@ -1,1 +1,1 @@
-"""The commands about hooks, extensions, skills, memory, workspace, models and costs."""
+"""The commands for hooks, extensions, skills, memory, workspace, models and costs."""

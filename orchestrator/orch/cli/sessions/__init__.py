@@ -1,1 +1,1 @@
-"""The commands about sessions and archives."""
+"""The commands for sessions and archives."""

@@ -1,1 +1,1 @@
-"""The commands about the daemon and the installation."""
+"""The commands for the daemon and the installation."""

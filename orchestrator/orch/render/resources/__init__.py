@@ -1,1 +1,1 @@
-"""Text for extensions, hooks, notes, models and prompts."""
+"""Text of extensions, hooks, notes, models and prompts."""

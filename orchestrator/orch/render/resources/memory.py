@@ -1,4 +1,4 @@
-"""Notes of the long-term memory as JSON data and as a table."""
+"""Memory notes as JSON data and as a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD = ("ID", "DAY", "BY", "NOTE")
 
 
 def table(notes: list[Note]) -> str:
-    """Return notes as a table, one a line."""
+    """Return notes as a table, one per line."""
     rows = [[note.id, note.at[:10], author(note), terminal.truncate_line(note.text)] for note in notes]
     return terminal.format_columns([list(HEAD), *rows], frozenset())
 

@@ -1,1 +1,1 @@
-"""Services that start, ask, watch and end agents."""
+"""Services that spawn, query, steer, watch and end agents."""

@@ -1,1 +1,1 @@
-"""Services about archives: archiving, recall and deletion."""
+"""Services for archives: archiving, recall and deletion."""

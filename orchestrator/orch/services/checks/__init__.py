@@ -1,1 +1,1 @@
-"""What several services ask first: is the agent idle, and for local models alone?"""
+"""Checks that several services share: reach, idleness and local-only content."""

@@ -1,1 +1,1 @@
-"""Calling a service: callers, handlers, and the checks before a call."""
+"""Calls of services, with their callers, their handlers, and the checks before a call."""

@@ -30,7 +30,7 @@ class Handler(Protocol[P_contra, R_co]):
 
 
 class StreamingHandler(Protocol[P_contra, R_co]):
-    """Serves one call of a service, and sends events to the watcher, if there is one."""
+    """Serves one call of a service. If the caller passes a watcher, sends events to the watcher."""
 
     def __call__(
         self, root: Supervisor, caller: Caller, params: P_contra, watcher: Watcher | None = None, /
@@ -38,7 +38,7 @@ class StreamingHandler(Protocol[P_contra, R_co]):
 
 
 HANDLERS: Final[dict[str, Callable[..., Awaitable[Any]]]] = {}
-"""The handler of each service by the service's name, filled as the modules of the handlers are imported."""
+"""The handlers by service name. Importing a module with a handler adds the handler."""
 
 
 def handles(service: Service[P, R]) -> Callable[[Handler[P, R]], Handler[P, R]]:
@@ -52,7 +52,7 @@ def handles(service: Service[P, R]) -> Callable[[Handler[P, R]], Handler[P, R]]:
 
 
 def handles_streaming(service: StreamingService[P, R]) -> Callable[[StreamingHandler[P, R]], StreamingHandler[P, R]]:
-    """Bind the decorated function, which takes a watcher, to `service`."""
+    """Bind the decorated function to `service`. The function takes a watcher."""
 
     def bind(handler: StreamingHandler[P, R]) -> StreamingHandler[P, R]:
         _bind(service, handler)

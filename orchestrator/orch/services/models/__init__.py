@@ -1,1 +1,1 @@
-"""Services about models, rate limits, approvals and budgets."""
+"""Services for models and their selection."""

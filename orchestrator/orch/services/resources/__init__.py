@@ -1,1 +1,1 @@
-"""Services about tools, hooks, prompts, values and slash commands."""
+"""Services for tools, hooks, prompts, values, the workspace and slash commands."""

@@ -1,1 +1,1 @@
-"""Services about sessions: trees, forks, import, repair and compaction."""
+"""Services for session trees, forks, import, repair, compaction and deletion."""

@@ -1,1 +1,1 @@
-"""The file formats that sessions are imported from."""
+"""File formats of imported sessions."""

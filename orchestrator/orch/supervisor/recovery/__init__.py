@@ -1,1 +1,1 @@
-"""What a root finds after a crash: unfinished queries, orphans, half-done deletions."""
+"""Recovery after a crash. This package handles unfinished queries, orphaned processes and incomplete deletions."""

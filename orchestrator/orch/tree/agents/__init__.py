@@ -1,1 +1,4 @@
-"""The agents of a run: records, table, references."""
+"""The agents of a run.
+
+The modules contain the record of an agent, the table of all records, and the resolution of references.
+"""

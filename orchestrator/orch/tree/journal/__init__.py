@@ -1,1 +1,1 @@
-"""Events and journal entries of a run, and the file they are kept in."""
+"""Events and journal entries of a run, and the journal's file."""

@@ -1,1 +1,1 @@
-"""What follows from an event: limits, restarts, results, steering and deletions."""
+"""Rules of the tree about limits, restarts, results, steering messages and deletions."""

@@ -1,4 +1,4 @@
-"""The offline backend finds the right file: 30 questions over this repository and the standard library."""
+"""The offline backend finds the right file for 30 questions about this repository and the standard library."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def answer(folder: Path, question: str) -> str:
 
 
 async def test_right_file_is_quoted_first() -> None:
-    """One of the expected files is quoted first, in at least `RIGHT` of 30 questions."""
+    """For at least `RIGHT` of 30 questions, the first quotation is from an expected file."""
     assert len(QUESTIONS) == 30
     wrong = []
     for question in QUESTIONS:
@@ -55,7 +55,7 @@ async def test_right_file_is_quoted_first() -> None:
     ],
 )
 async def test_questions_of_the_demo_about_this_repository(question: str, where: str, line: str) -> None:
-    """The first quotation is the README's first paragraph, the Makefile's line, a class of the errors."""
+    """The first quotation is from the file that contains the answer."""
     text = await answer(REPOSITORY, question)
     assert text.split("\n\n")[1].startswith(where)
     assert f"\n> {line}" in text
@@ -65,12 +65,11 @@ async def test_questions_of_the_demo_about_this_repository(question: str, where:
 
 
 async def test_row_of_a_table_is_quoted_alone() -> None:
-    """A question about a row of a CSV file is answered with that row, first in the quotation."""
+    """The first quotation for a question about one row of a CSV file begins with that row."""
     text = await answer(REPOSITORY / "examples/bug_hunt/project", "Which instrument has station 17 had since 2026-3-9?")
     assert text.split("\n\n")[1].startswith("data/calibration.csv:8\n> 17,2026-3-9,TG-4471-B,")
 
 
 @pytest.mark.parametrize("question", [each["ask"] for each in QUESTIONS[:12]])
 async def test_at_most_three_quotations(question: str) -> None:
-    """However much is found, an answer has three quotations at most."""
     assert len(_WHERE.findall(await answer(REPOSITORY, question))) <= 3

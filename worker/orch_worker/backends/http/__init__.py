@@ -1,1 +1,1 @@
-"""Requests to models over HTTP: transport, retries and classified failures."""
+"""Requests to models over HTTP: transport, retries and classification of failures."""

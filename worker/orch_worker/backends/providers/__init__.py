@@ -1,1 +1,1 @@
-"""One module for each API of a provider."""
+"""Provider APIs, one per module."""

@@ -1,1 +1,1 @@
-"""The hooks that come with orch, one a module."""
+"""The built-in hooks, one per module."""

@@ -1,1 +1,1 @@
-"""The append-only file behind a session: lines, checksums, rewriting and its lock."""
+"""The append-only file of a session: lines, checksums, rewriting and the lock."""

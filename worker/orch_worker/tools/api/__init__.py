@@ -1,1 +1,1 @@
-"""The contract of tools, and how they call the root."""
+"""The interface of tools, and the interface through which tools call the root."""

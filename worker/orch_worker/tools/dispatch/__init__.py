@@ -1,1 +1,1 @@
-"""Which tools an agent has, and how a call is checked and run."""
+"""The tools of an agent, and the checks and the execution of calls."""

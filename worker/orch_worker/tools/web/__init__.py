@@ -1,1 +1,1 @@
-"""Tools that fetch pages."""
+"""Tools that fetch web pages."""
