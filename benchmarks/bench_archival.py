@@ -1,4 +1,4 @@
-"""What archiving takes, and how large a conversation gets that archives: an `Archiver` on files alone."""
+"""The time that archiving takes, and the size of a conversation with archiving. Uses an `Archiver` without agents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FACTS = 1000
 
 
 def measure(args: Args) -> list[Row]:
-    """Measure each in a folder of its own."""
+    """Run each measurement in its own folder."""
     with harness.scratch() as folder:
         return [
             commit(folder / "commit", args.rounds),
@@ -36,7 +36,7 @@ def measure(args: Args) -> list[Row]:
 
 
 def commit(folder: Path, rounds: int) -> Row:
-    """Return how long an archive of 40 entries takes to be on the disk, against one append and sync of its bytes."""
+    """Return the time until an archive of 40 entries is on disk. The peer is one append and sync of the same bytes."""
     archive = ArchiveStore.open(folder / "ours")
     record = ArchiveRecord("", 0, "turn", "t", 0, 1, 2, 20, 1, 9000, 0, "", "orch", "done", "because")
     plain = os.open(folder / "plain", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -74,7 +74,7 @@ def commit(folder: Path, rounds: int) -> Row:
 
 
 def entries(worker: Worker, number: int) -> list[Message]:
-    """Return 40 messages of some 30 KB in all."""
+    """Return 40 messages with about 30 KB in total."""
     messages = []
     for step in range(ENTRIES // 2):
         id = f"c{number}_{step}"
@@ -84,10 +84,11 @@ def entries(worker: Worker, number: int) -> list[Message]:
 
 
 def long_session(folder: Path, count: int) -> list[Row]:
-    """Return how an archive late in a session compares to an early one in time, and that the prefix stays.
+    """Return the time of an archive late in a session compared with an early archive, and whether the prefix stays
+    unchanged.
 
-    The first ones are those of a second session, in turns with the last ones of the first: a machine that was slower
-    in the meantime is no cause.
+    The early archives belong to a second session. Both sessions run in alternating turns, so that a slow phase of the
+    machine affects both.
     """
     part = min(100, count // 4)
     with Archiver(folder / "long", "orch", "economy") as long, Archiver(folder / "fresh", "orch", "economy") as fresh:
@@ -104,12 +105,15 @@ def long_session(folder: Path, count: int) -> list[Row]:
     broken = sides[0].broken
     return [
         harness.compared(figure, [last], [first], must="<= 1.5", aim="<= 1.1"),
-        harness.counted(f"archives of {count} that changed anything before the archived turn", broken, must="== 0"),
+        harness.counted(f"archives of {count} that changed a message before the archived turn", broken, must="== 0"),
     ]
 
 
 class Session:
-    """A conversation that is folded after each turn: how long that took, how often it changed what stood before."""
+    """A conversation that is folded after each turn.
+
+    It records the time of each fold, and how often the prefix changed.
+    """
 
     def __init__(self, archiver: Archiver) -> None:
         self.took: list[float] = []
@@ -120,7 +124,7 @@ class Session:
         self._turns = 0
 
     def turn(self) -> None:
-        """Add a turn and fold."""
+        """Add a turn and fold the conversation."""
         live = [*self._live, *self._worker.turn(self._turns, 3, 300)]
         self._turns += 1
         begin = perf_counter()
@@ -133,7 +137,9 @@ class Session:
 
 
 def endless(folder: Path, count: int) -> list[Row]:
-    """Return the largest request over `count` turns of 9k tokens in 5 calls, and how many planted facts are found."""
+    """Return the largest request over `count` turns of 9k tokens in 5 calls, and the share of planted facts that are
+    found.
+    """
     worker = Worker(3)
     estimator = TokenEstimator()
     largest = 0
@@ -158,7 +164,7 @@ def endless(folder: Path, count: int) -> list[Row]:
 
 
 def known(archiver: Archiver, fact: str) -> bool:
-    """Return whether the first hit for `fact` holds it, and leads to a message that does."""
+    """Return whether the first hit for `fact` contains `fact` and leads to a message that contains `fact`."""
     hits: Sequence = archiver.search(fact, 1)
     return bool(hits) and hits[0].exact and fact in str(archiver.read_archive(hits[0].id, hits[0].entry, hits[0].entry))
 

@@ -1,6 +1,7 @@
-"""Modules and Python calls of a scripted query and of a spawn, in the root, zygote and worker; needs no clock.
+"""Modules and Python calls of a scripted query and of a spawn, in the root, zygote and worker. Needs no clock.
 
-`--python VENV/bin/python` counts the same in the orch that this interpreter imports, and prints the ratio.
+`--python VENV/bin/python` counts the same calls in the version of orch that this interpreter imports, and prints the
+ratio.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import harness
 from harness import Args, Row
@@ -24,13 +26,15 @@ FIGURES = {
 }
 MUST, AIM = "<= 1.05", "<= 1"
 ANY = ">= 0"
-"""All calls include asyncio's, whose number depends on how often a loop wakes up: no bound."""
+"""The bound of a figure without a limit.
+The figure for all calls includes the calls of asyncio, whose number depends on how often a loop wakes up.
+"""
 
-Counts = dict[str, dict[str, int]]
+Counts = dict[str, dict[str, Any]]
 
 
 def count(python: Path, folder: Path) -> Counts:
-    """Return the figures of each action in the orch that `python` imports. `folder` must not exist."""
+    """Return the figures of each action in the version of orch that `python` imports. `folder` must not exist."""
     folder.mkdir()
     shutil.copy(harness.PEERS / "log_calls.py", folder / "sitecustomize.py")
     (folder / "phase").write_bytes(b"\0")
@@ -50,7 +54,7 @@ def count(python: Path, folder: Path) -> Counts:
 
 
 def rows(ours: list[Counts], peer: list[Counts]) -> list[Row]:
-    """Return a row for each figure of each action; without `peer`, the figure alone."""
+    """Return a row for each figure of each action. If `peer` is empty, the row has no comparison."""
     made = []
     for action, title in ACTIONS.items():
         for figure, what in FIGURES.items():
@@ -69,7 +73,7 @@ def rows(ours: list[Counts], peer: list[Counts]) -> list[Row]:
 
 
 async def measure(args: Args) -> list[Row]:
-    """Count in this interpreter and, when one is given, in the peer's, in alternating order."""
+    """Count in this interpreter. If a peer's interpreter is given, count in both in alternating order."""
     pythons = {"ours": Path(sys.executable)} | ({"peer": args.python} if args.python else {})
     found: dict[str, list[Counts]] = {"ours": [], "peer": []}
     with harness.scratch() as folder:

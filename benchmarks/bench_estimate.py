@@ -1,7 +1,7 @@
-"""How far estimated tokens are from those that providers reported, on recorded sessions.
+"""The error of estimated tokens, compared with the tokens that providers reported in recorded sessions.
 
-Each request is foretold from what was reported before it, as an agent does at work. Recorded sessions are given as
-files, or as a folder in $BENCH_RECORDINGS; without any, or where one reports nothing, its rows are skipped.
+As an agent does during a run, the bench predicts each request from earlier reports. Recorded sessions are given as
+files, or as a folder in $BENCH_RECORDINGS. Without sessions, or for a session without reports, the rows are skipped.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from msgspec import Struct
 from orch.replay.readers import Recording, read_recordings
 from orch_worker.conversation.tokens import TokenEstimator
 
-SIZE = "estimator error: size of the next request, 95 of 100 are closer (share)"
-GROWTH = "estimator error: what all requests grew by (share)"
+SIZE = "estimator error: size of the next request, 95th percentile (share)"
+GROWTH = "estimator error: total growth of all requests (share)"
 MUST, AIM = "<= 0.1", "<= 0.05"
 
 
 class Foretold(Struct):
-    """Requests as foretold and as reported, and their growth since the ones before."""
+    """Predicted and reported requests, and their growth since the requests before them."""
 
     sizes: list[tuple[int, int]] = []
     grown: list[tuple[int, int]] = []
 
     def size_error(self) -> float:
-        """Return the share by which the size of a request was missed, of the 95th of 100 requests."""
+        """Return the relative error of the size of a request, for the 95th of 100 requests."""
         errors = sorted(abs(told - reported) / reported for told, reported in self.sizes)
         return errors[int(0.95 * len(errors))]
 
     def growth_error(self) -> float:
-        """Return the share by which all growth together was missed."""
+        """Return the relative error of the growth of all requests together."""
         told, reported = (sum(column) for column in zip(*self.grown, strict=True))
         return abs(told - reported) / reported
 
 
 def measure(args: Args) -> list[Row]:
-    """Return two rows a file that reports what its requests were."""
+    """Return two rows for each file that reports the usage of requests."""
     rows = [row for file in args.files for row in rows_of(file)]
     reason = "no recorded session was given"
     return rows or [harness.skipped(figure, reason, must=MUST, aim=AIM) for figure in (SIZE, GROWTH)]
 
 
 def rows_of(file: Path) -> Iterator[Row]:
-    """Yield how far off the estimates are on one file."""
+    """Yield the rows with the errors of the estimates for one file."""
     found = Foretold()
     for recording in read_recordings(file):
         foretell(recording, found)
@@ -61,7 +61,7 @@ def rows_of(file: Path) -> Iterator[Row]:
 
 
 def foretell(recording: Recording, found: Foretold) -> None:
-    """Add the requests of `recording`, but for the first of which there is a report."""
+    """Add the requests of `recording`, except the first request with a report."""
     estimator = TokenEstimator(recording.ratios)
     sizes: dict[int, float] = {}
     before = (0.0, 0)

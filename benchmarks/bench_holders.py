@@ -1,4 +1,6 @@
-"""What archiving takes in running agents: a commit, a revival, a thousand archives, ten thousand turns."""
+"""The cost of archiving in running agents: a commit, the start of a holder, a thousand archives, and ten thousand
+turns.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from synthetic import Worker
 
 COMMITS = 20
 STEPS, STEP_WORDS = 19, 260
-"""With the prompt and the answer 40 entries of 30 KB together."""
+"""Together with the prompt and the answer, these are 40 entries of 30 KB in total."""
 HELD_STEPS, HELD_WORDS = 42, 3800
-"""1 MB, in files that are read whole."""
+"""The size of an archive of 1 MB, in files that are read whole."""
 ARCHIVES, PART, ASK_EVERY = 1000, 100, 50
 WARM = 4
 TURNS, TURN_STEPS, TURN_WORDS = 10_000, 5, 1_000
@@ -29,31 +31,32 @@ FACTS = 1000
 
 
 class Timing:
-    """When the root was asked for a plan, when it had it, and when it heard that all of that was on record."""
+    """The times at which the root was asked for a plan, had the plan, and learned that the archives were recorded."""
 
     def __init__(self) -> None:
         from orch.services import HANDLERS
+        from orch_protocol.services.archives.archiving import COMMIT_ARCHIVES, PLAN_ARCHIVING
 
-        self.asked = self.planned = self.heard = 0.0
-        plan, note = HANDLERS["archive"], HANDLERS["archived"]
+        self.requested = self.planned = self.recorded = 0.0
+        plan, commit = HANDLERS[PLAN_ARCHIVING.name], HANDLERS[COMMIT_ARCHIVES.name]
 
-        async def archive(*arguments: Any) -> Any:
-            self.asked = perf_counter()
+        async def timed_plan(*arguments: Any) -> Any:
+            self.requested = perf_counter()
             try:
                 return await plan(*arguments)
             finally:
                 self.planned = perf_counter()
 
-        async def archived(*arguments: Any) -> Any:
-            self.heard = perf_counter()
-            return await note(*arguments)
+        async def timed_commit(*arguments: Any) -> Any:
+            self.recorded = perf_counter()
+            return await commit(*arguments)
 
-        HANDLERS.update(archive=archive, archived=archived)
+        HANDLERS[PLAN_ARCHIVING.name], HANDLERS[COMMIT_ARCHIVES.name] = timed_plan, timed_commit
 
 
 @asynccontextmanager
 async def opened(folder: Path, **archival: Any) -> AsyncIterator[Any]:
-    """Give a root in `folder` whose agents archive each turn before they reply, unless `archival` says otherwise."""
+    """Yield a root in `folder`. Unless `archival` sets other values, its agents archive each turn before they reply."""
     from orch import ArchivalConfig, AsyncOrchestrator, Config
     from orch_protocol.agent.config import LimitsConfig
 
@@ -64,7 +67,7 @@ async def opened(folder: Path, **archival: Any) -> AsyncIterator[Any]:
 
 
 class Reading:
-    """An agent that reads `steps` files of `words` words in each of its turns, which are written anew before."""
+    """An agent that reads `steps` files of `words` words in each turn. The files are written again before each turn."""
 
     def __init__(self, folder: Path, seed: int, steps: int, words: int) -> None:
         folder.mkdir(parents=True)
@@ -76,7 +79,7 @@ class Reading:
         self.agent: Any = None
 
     async def begin(self, root: Any) -> Any:
-        """Start it and return its agent."""
+        """Start the agent and return it."""
         from orch import ScriptedBackend
 
         reads = [{"tool": "read_file", "input": {"path": f"{step}.txt"}} for step in range(self._steps)]
@@ -85,7 +88,7 @@ class Reading:
         return self.agent
 
     async def turn(self, *planted: str) -> Any:
-        """Let it read, and find `planted` in what it reads; return the reply."""
+        """Run a turn in which the agent reads files that contain `planted`. Return the reply."""
         for step in range(self._steps):
             lines = [self._worker.text(12) for _ in range(self._words // 12)]
             for line in planted[step :: self._steps]:
@@ -95,12 +98,12 @@ class Reading:
         return await self.agent.query(f"Work on item {self._turns}: {self._worker.text(12)}")
 
     def read(self) -> bytes:
-        """Return what it read in its last turn."""
+        """Return the text that the agent read in its last turn."""
         return b"".join((self._folder / f"{step}.txt").read_bytes() for step in range(self._steps))
 
 
 async def commits(folder: Path, rounds: int) -> list[Row]:
-    """Return how long it takes until a turn is archived, on the disk, and its root knows."""
+    """Return the time until a turn is archived, the archive is on disk, and the root knows the archive."""
     timing, reading = Timing(), Reading(folder / "files", 1, STEPS, STEP_WORDS)
     plain = os.open(folder / "plain", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     decided: list[float] = []
@@ -112,8 +115,8 @@ async def commits(folder: Path, rounds: int) -> list[Row]:
             took, whole = [], []
             for _ in range(COMMITS):
                 assert (await reading.turn()).archived_to
-                took.append(timing.heard - timing.planned)
-                whole.append(timing.heard - timing.asked)
+                took.append(timing.recorded - timing.planned)
+                whole.append(timing.recorded - timing.requested)
             decided.append(1e3 * median(whole))
             return 1e3 * median(took)
 
@@ -131,14 +134,14 @@ async def commits(folder: Path, rounds: int) -> list[Row]:
     os.close(plain)
     return [
         harness.compared(
-            "commit of 40 entries, 30 KB, from the plan to the root's knowing (ms; peer: append and fdatasync of it)",
+            "commit of 40 entries, 30 KB, until the root has recorded it (ms; peer: append and fdatasync of it)",
             sides["ours"],
             sides["peer"],
             must="<= 3",
             aim="<= 1.5",
         ),
         harness.compared(
-            "the same with the plan: what leaves, its receipt and checksum (ms; peer: append and fdatasync of it)",
+            "the same, with the plan, the receipt and the checksum (ms; peer: append and fdatasync of it)",
             decided[1:],
             sides["peer"],
             must="<= 12",
@@ -148,7 +151,7 @@ async def commits(folder: Path, rounds: int) -> list[Row]:
 
 
 async def revivals(folder: Path, rounds: int) -> Row:
-    """Return how long a holder of 1 MB takes to answer its first question, against the smallest Python process."""
+    """Return the time until a holder of 1 MB answers its first question. The peer is the smallest Python process."""
     reading = Reading(folder / "files", 2, HELD_STEPS, HELD_WORDS)
     async with opened(folder, profile="seed") as root:
         await reading.begin(root)
@@ -176,31 +179,33 @@ async def revivals(folder: Path, rounds: int) -> Row:
 
 
 class Watch:
-    """How many processes are below this one, the most there ever were; and how much private memory some have."""
+    """The number of processes below this process, the highest number so far, and the private memory of some
+    processes.
+    """
 
     def __init__(self) -> None:
         self.most = 0
         self.weights: list[tuple[float, float]] = []
 
     def count(self) -> None:
-        """Take a look."""
+        """Count the processes now."""
         self.most = max(self.most, len(descendants(os.getpid())))
 
     def weigh(self, pid: int) -> None:
-        """Take down the MiB that are this process's alone, and those of `pid`."""
+        """Record the private memory in MiB of this process and of the process `pid`."""
         self.weights.append((private_mib(os.getpid()), private_mib(pid)))
 
 
 async def many(folder: Path, count: int) -> list[Row]:
-    """Return what `count` archives of one running session come to: processes, time, memory.
+    """Return the processes, time and memory that `count` archives of one running session need.
 
-    The first ones are those of a second session, in turns with the last ones of the first: a machine that was slower
-    in the meantime is no cause.
+    The early archives belong to a second session. Both sessions run in alternating turns, so that a slow phase of the
+    machine affects both.
     """
     part = min(PART, count // 4)
     timing, watch = Timing(), Watch()
     took: tuple[list[float], list[float]] = ([], [])
-    os.environ["ORCH_DEBUG_DUMPABLE"] = "1"  # else a worker lets nobody weigh it
+    os.environ["ORCH_DEBUG_DUMPABLE"] = "1"  # without this variable, the kernel does not show the memory of a worker
     async with opened(folder) as root:
         long, fresh = (Reading(folder / f"files{number}", 3, TURN_STEPS, 100) for number in range(2))
         agent = await long.begin(root)
@@ -211,7 +216,7 @@ async def many(folder: Path, count: int) -> list[Row]:
             if reply.archived_to and number % ASK_EVERY == 0:
                 await (await root.get(reply.archived_to)).query("What was read?")
                 watch.count()
-            return timing.heard - timing.asked
+            return timing.recorded - timing.requested
 
         for number in range(count - part):
             await turn(long)
@@ -227,7 +232,7 @@ async def many(folder: Path, count: int) -> list[Row]:
     grown = [after / before for before, after in zip(*watch.weights, strict=True)]
     return [
         harness.counted(
-            f"processes of one session with {made} archives, with {WARM} warm holders, but for a second agent",
+            f"processes of one session with {made} archives, with {WARM} warm holders, without those of a second agent",
             watch.most - 1,
             must=f"<= {3 + WARM}",
         ),
@@ -248,7 +253,9 @@ async def many(folder: Path, count: int) -> list[Row]:
 
 
 async def endless(folder: Path, count: int) -> list[Row]:
-    """Return the largest request over `count` turns of 9k tokens in 5 calls, and how many planted facts come back."""
+    """Return the largest request over `count` turns of 9k tokens in 5 calls, and the share of planted facts that are
+    found.
+    """
     reading = Reading(folder / "files", 4, TURN_STEPS, TURN_WORDS)
     async with opened(folder, async_=True, gate=None) as root:
         agent = await reading.begin(root)
@@ -277,12 +284,12 @@ async def endless(folder: Path, count: int) -> list[Row]:
 
 
 def fact(number: int) -> str:
-    """Return a line that nothing else is like."""
+    """Return a line that differs from all other lines."""
     return f"fact_{number} is {7 * number}"
 
 
 async def known(root: Any, fact: str) -> bool:
-    """Return whether the first hit for `fact` holds it, and leads to a message that does."""
+    """Return whether the first hit for `fact` contains `fact` and leads to a message that contains `fact`."""
     hits = await root.archives.search(fact, limit=1)
     if not hits or not hits[0].exact:
         return False
@@ -290,7 +297,7 @@ async def known(root: Any, fact: str) -> bool:
 
 
 def requests(path: Path) -> Iterator[int]:
-    """Yield the size of each request that the session file at `path` tells of, as it was reported."""
+    """Yield the reported size of each request in the session file at `path`."""
     with open(path, "rb") as file:
         for line in file:
             entry = json.loads(line)
@@ -299,7 +306,7 @@ def requests(path: Path) -> Iterator[int]:
 
 
 async def measure(args: Args) -> list[Row]:
-    """Measure each in a run of its own."""
+    """Run each measurement in its own run."""
     share = 50 if args.quick else 1
     with harness.scratch() as folder:
         return [

@@ -1,4 +1,8 @@
-"""What hooks cost a turn: nobody listens, a hundred observers do, and a hook of the program against one beside it."""
+"""The cost of hooks in a turn.
+
+The benches measure a turn without hooks, a turn with a hundred observers, and a hook of the program compared with a
+hook in the agent.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,13 @@ from orch_protocol.services.service import AnyService
 TURNS = 2000
 OBSERVERS = 100
 HOOKED = ("hooks", "_hooks")
-"""What an expression names that is about hooks, in the modules of the loop."""
+"""Names in expressions of the loop's modules that refer to hooks."""
 
-NOBODY = ("a turn while nobody listens (us; peer: the same with hooks compiled out)", "<= 1.02", "<= 1.01")
+WITHOUT_HOOKS = (
+    "a turn without active hooks (us; peer: the same turn without the code for hooks)",
+    "<= 1.02",
+    "<= 1.01",
+)
 CROWD = (f"a query with {OBSERVERS} observers of its end (us; peer: the same without hooks)", "<= 1.3", "<= 1.15")
 ALL = (f"a query with {OBSERVERS} observers of everything in it (us; peer: the same without hooks)", ">= 0", "<= 2")
 AFAR = ("a query with a hook of the program that changes its reply (us; peer: the same hook in the agent)", ">= 0", "")
@@ -42,29 +50,31 @@ def louder(event, ctx):
 
 
 class Silence:
-    """A root that hears nothing."""
+    """A root that does not answer."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
 
     async def call_root(self, service: AnyService, params: Any, seconds: float | None = None) -> None:
-        """Answer nothing."""
+        """Do nothing."""
 
 
 def without_hooks(source: str) -> ast.Module:
-    """Return the module `source` without what is done if there are hooks: `if hooks is not None`, and the like."""
+    """Return the module `source` without the code that runs only if there are hooks, such as the body of `if hooks is
+    not None`.
+    """
 
     class Compiled(ast.NodeTransformer):
-        """Lets every test for hooks come out as if there were none."""
+        """Removes the branches that run only if there are hooks."""
 
         def visit_If(self, node: ast.If) -> Any:
-            """Leave what is done without hooks."""
+            """Keep only the branch that runs without hooks."""
             self.generic_visit(node)
             wanted = there(node.test)
             return node if wanted is None else (node.orelse if wanted else node.body) or None
 
         def visit_IfExp(self, node: ast.IfExp) -> Any:
-            """Leave what is there without hooks."""
+            """Keep only the value that is used without hooks."""
             self.generic_visit(node)
             wanted = there(node.test)
             return node if wanted is None else node.orelse if wanted else node.body
@@ -73,7 +83,10 @@ def without_hooks(source: str) -> ast.Module:
 
 
 def there(test: ast.expr) -> bool | None:
-    """Say whether `test` asks if there are hooks (True), or if there are none (False); None when it is about others."""
+    """Return True if `test` asks whether there are hooks, and False if it asks whether there are none.
+
+    Return None if `test` is about other values.
+    """
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], (ast.Is, ast.IsNot)):
         return None
     left = test.left
@@ -82,18 +95,18 @@ def there(test: ast.expr) -> bool | None:
 
 
 def compiled(name: str) -> ModuleType:
-    """Return the module `name` as it would be without hooks; the one that is imported stays as it is."""
+    """Return the module `name` without the code for hooks. The imported module does not change."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.origin is not None
     module = importlib.util.module_from_spec(spec)
     tree = without_hooks(Path(spec.origin).read_text())
-    exec(compile(tree, spec.origin, "exec"), vars(module))  # the same source, with less of it
+    exec(compile(tree, spec.origin, "exec"), vars(module))  # the same source without the code for hooks
     return module
 
 
 async def turns(module: ModuleType, folder: Path, times: int) -> float:
-    """Return the median microseconds of `times` turns of the runtime of `module`, without processes."""
+    """Return the median time in microseconds of `times` turns of the runtime in `module`, without processes."""
     from orch_protocol.agent.spec import AgentSpec, BackendSpec
     from orch_protocol.wire.worker_messages import Query
 
@@ -103,7 +116,7 @@ async def turns(module: ModuleType, folder: Path, times: int) -> float:
     taken = []
     for number in range(times):
         begin = perf_counter()
-        await runtime.query(f"q{number}", Query("go"), runtime.begin())
+        await runtime.query(f"q{number}", Query("go"), runtime.begin_turn())
         taken.append(perf_counter() - begin)
         await asyncio.sleep(0)
     runtime.close()
@@ -111,7 +124,7 @@ async def turns(module: ModuleType, folder: Path, times: int) -> float:
 
 
 async def nobody(args: Args, folder: Path, times: int) -> Row:
-    """Measure the loop in this process, with its hooks and with none compiled in."""
+    """Measure the loop in this process, with and without the code for hooks."""
     import orch_worker.agent.runtime as whole
 
     bare = compiled("orch_worker.agent.runtime")
@@ -122,11 +135,11 @@ async def nobody(args: Args, folder: Path, times: int) -> Row:
         ours=lambda: turns(whole, folder / f"whole{next(number)}", times),
         peer=lambda: turns(bare, folder / f"bare{next(number)}", times),
     )
-    return harness.compared(NOBODY[0], took["ours"], took["peer"], must=NOBODY[1], aim=NOBODY[2])
+    return harness.compared(WITHOUT_HOOKS[0], took["ours"], took["peer"], must=WITHOUT_HOOKS[1], aim=WITHOUT_HOOKS[2])
 
 
 async def queries(args: Args, folder: Path, times: int) -> list[Row]:
-    """Query agents of real processes, each with the hooks of its own root, in turn."""
+    """Query agents in real processes in alternating order. Each agent has the hooks of its own root."""
     from orch import AsyncOrchestrator, Config, HooksConfig, ScriptedBackend
 
     (folder / "here.py").write_text(HOOKS + '\nfrom orch import hook\nlouder = hook("before_output")(louder)\n')
@@ -169,7 +182,7 @@ async def queries(args: Args, folder: Path, times: int) -> list[Row]:
 
 
 async def measure(args: Args) -> list[Row]:
-    """Measure the turns without processes, then those with."""
+    """Measure the turns without processes, then the turns with processes."""
     times = max(1, (TURNS // 10 if args.quick else TURNS) // args.rounds)
     with harness.scratch() as folder:
         return [await nobody(args, folder, times), *await queries(args, folder, times)]

@@ -1,7 +1,7 @@
-"""How often injection_guard takes what tools brought in recorded work for orders to the model: false positives.
+"""How often injection_guard takes a harmless tool result for an attack (false positives).
 
-Recorded sessions are given as files, or as a folder in $BENCH_RECORDINGS; without any the rows are skipped. What it
-wraps is named on stderr.
+The tool results come from recorded sessions, which are given as files or as a folder in $BENCH_RECORDINGS. Without
+sessions, the rows are skipped. The bench lists the results that the guard wraps on stderr.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness import Args, Row
 from orch.replay.readers import read_recordings
 from orch_protocol.core.messages import ToolResult
 from orch_protocol.hooks.options import InjectionGuard
-from orch_worker.hooks.builtin.injection_guard import found_in
+from orch_worker.hooks.builtin.injection_guard import match_rules
 from orch_worker.tools.dispatch.result_limits import text_in
 
 FALSE = "injection_guard: results of recorded work that it wraps (share)"
@@ -27,7 +27,7 @@ AIM = {FALSE: "<= 0.002", WITHHELD: "== 0", COST: "<= 30"}
 
 
 def measure(args: Args) -> list[Row]:
-    """Return three rows over the results in all files."""
+    """Return three rows for the tool results in all files."""
     texts = [text for file in args.files for text in results_in(file)]
     if not texts:
         reason = "no recorded session was given" if not args.files else "no tool brought anything in them"
@@ -35,7 +35,7 @@ def measure(args: Args) -> list[Row]:
     options = InjectionGuard()
     assert options.block is not None
     began = perf_counter()
-    found = [found_in(text) for text in texts]
+    found = [match_rules(text) for text in texts]
     seconds = perf_counter() - began
     for text, (names, score) in zip(texts, found, strict=True):
         if score >= options.wrap:
@@ -53,7 +53,7 @@ def measure(args: Args) -> list[Row]:
 
 
 def results_in(file: Path) -> list[str]:
-    """Return what tools brought in the recordings of `file`, each result once."""
+    """Return the tool results in the recordings of `file`, each result once."""
     found: dict[str, None] = {}
     for recording in read_recordings(file):
         for recorded in recording.messages:

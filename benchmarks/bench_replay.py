@@ -1,6 +1,6 @@
-"""What archival saves on recorded sessions, and what it keeps findable.
+"""The savings of archival for recorded sessions, and the share of facts that can still be found.
 
-Recorded sessions are given as files, or as a folder in $BENCH_RECORDINGS; without any, the rows are skipped.
+Recorded sessions are given as files, or as a folder in $BENCH_RECORDINGS. Without sessions, the rows are skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POLICIES = ("none", "compaction", "compaction-1m", "mask", "turn", "phase", "aut
 
 
 def measure(args: Args) -> list[Row]:
-    """Replay what is given, each file through every policy."""
+    """Replay each given file with every policy."""
     if not args.files:
         return not_given()
     with harness.scratch() as folder:
@@ -28,7 +28,7 @@ def measure(args: Args) -> list[Row]:
 
 
 def not_given() -> list[Row]:
-    """Return the rows of recordings, skipped."""
+    """Return the rows for recordings as skipped rows."""
     reason = "no recorded session was given"
     return [
         harness.skipped("cost, auto (peer: compaction)", reason, must="<= 0.5", aim="<= 0.42"),
@@ -39,7 +39,9 @@ def not_given() -> list[Row]:
 
 
 def recorded(file: Path, folder: Path, quick: bool) -> list[Row]:
-    """Return what the policies make of one file: cost in dollars, and the share of evidence still to be had."""
+    """Return the results of the policies for one file: the cost in dollars, and the share of facts that can still be
+    found.
+    """
     found = read_recordings(file)
     terms = ReplayPricing(items=50 if quick else EVIDENCE_ITEMS)
     cheap = ReplayPricing(items=0)
@@ -47,7 +49,7 @@ def recorded(file: Path, folder: Path, quick: bool) -> list[Row]:
     units = {name: outcome.bill.units for name, outcome in outcomes.items()}
     rows = []
     if told := recorded_input(found, terms):
-        figure = f"{file.name}: input tokens, replaying what it did itself (M; peer: as reported)"
+        figure = f"{file.name}: input tokens, computed from the recorded requests (M; peer: as the provider reported)"
         rows.append(_ratio(figure, told[1] / 1e6, told[0] / 1e6, must="<= 1.1", aim="<= 1.03"))
     if units["compaction"] < units["none"]:
         best = min("compaction", "compaction-1m", key=lambda name: units[name])
@@ -68,17 +70,20 @@ def recorded(file: Path, folder: Path, quick: bool) -> list[Row]:
 
 
 def evidence(file: Path, outcome: Outcome) -> Iterator[Row]:
-    """Yield for each kind which share of what was taken out stands in the conversation or in one search's answer."""
+    """Yield a row for each kind of fact.
+
+    The row shows the share of removed facts that the conversation, or the answer to one search, contains.
+    """
     for kind in KINDS:
         share = outcome.evidence[kind]
         must = ">= 0.99" if kind == "numbers" else ">= 1"
         yield harness.counted(
-            f"{file.name}: {kind} still to be had ({share.asked} asked)", share.ratio, must=must, aim=">= 1"
+            f"{file.name}: {kind} that can still be found ({share.asked} searched)", share.ratio, must=must, aim=">= 1"
         )
 
 
 def _cost(file: Path, units: dict[str, float], ours: str, peer: str, must: str, aim: str) -> Row:
-    figure = f"{file.name}: cost, {ours} (million tokens' worth; peer: {peer})"
+    figure = f"{file.name}: cost, {ours} (in the price of a million input tokens; peer: {peer})"
     return _ratio(figure, units[ours] / 1e6, units[peer] / 1e6, must=must, aim=aim)
 
 

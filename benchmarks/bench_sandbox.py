@@ -1,4 +1,4 @@
-"""What a sandbox level adds to a command, and what hiding denied paths adds: the tool `bash`, against it at L0."""
+"""The time that a sandbox level adds to a command of the tool `bash`, and the time that hiding denied paths adds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HIDDEN_MUST = ("<= 2.5", "<= 1.5")
 
 
 async def measure(args: Args) -> list[Row]:
-    """Run a command that does nothing, at one level after the other, and where denied files are hidden."""
+    """Run an empty command at each level, and once with hidden denied files."""
     times = max(1, (COMMANDS // 10 if args.quick else COMMANDS) // args.rounds)
     missing, no_mounts = probe.available_levels().missing, launcher_client.unavailable_reason()
     cpu: dict[str, list[float]] = {}
@@ -42,7 +42,7 @@ async def measure(args: Args) -> list[Row]:
         def side(name: str, sandbox: SandboxSpec, policy: PolicyConfig) -> Callable[[], Awaitable[float]]:
             (cwd := folder / name).mkdir()
             context = ToolContext(cwd, folder=Path(folder, f"session-{name}"), sandbox=sandbox, policy=policy)
-            stack.callback(context.belongings.close)
+            stack.callback(context.tool_state.close)
             taken_cpu = cpu.setdefault(name, [])
 
             async def commands() -> float:
@@ -93,9 +93,11 @@ def _fill(folder: Path) -> None:
 
 
 def _cpu_ms(context: ToolContext) -> float:
-    """Return the CPU time of this process, of its ended children, and of what starts commands for `context`."""
+    """Return the CPU time of this process, of its ended children, and of the process that starts commands for
+    `context`.
+    """
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    launchers = [Path(f"/proc/{pid}/schedstat").read_text() for pid in context.own(CommandSandbox).launchers]
+    launchers = [Path(f"/proc/{pid}/schedstat").read_text() for pid in context.agent_object(CommandSandbox).launchers]
     own = process_time_ns() + sum(int(text.split()[0]) for text in launchers)
     return own / 1e6 + 1e3 * (ended.ru_utime + ended.ru_stime)
 

@@ -1,4 +1,8 @@
-"""Many workers: how fast two hundred are up, what each costs the root, and what thirty-two at once lose to it."""
+"""Many workers.
+
+The bench measures the start of two hundred workers, the descriptors of the root for each worker, and the time that 32
+busy workers lose.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,15 @@ STEP_SECONDS = 0.05
 
 
 def descriptors() -> int:
-    """Return how many descriptors this process has open."""
+    """Return the number of open descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))
 
 
 async def up_and_answering(args: Args, folder: Path, template: str) -> tuple[dict[str, list[float]], float]:
-    """Return the seconds until all workers have answered, ours and the forkserver's, and our descriptors a worker."""
+    """Return the seconds until all workers have answered, and the descriptors of the root for each worker.
+
+    The seconds are measured for orch and for the forkserver of multiprocessing.
+    """
     from orch import AsyncOrchestrator, Config, ScriptedBackend, SubagentsConfig
 
     config = Config(subagents=SubagentsConfig(max_concurrent=2 * WORKERS))
@@ -47,12 +54,15 @@ async def up_and_answering(args: Args, folder: Path, template: str) -> tuple[dic
 
         took = await harness.interleave(args.rounds, ours=ours, peer=lambda: peer.ask(workers=WORKERS)["seconds"])
     peer.close()
-    # The first round's count holds what a template opens once.
+    # The number of the first round includes the descriptors that a template opens only once.
     return took, median(opened[1:])
 
 
 async def efficiency(args: Args, folder: Path) -> Row:
-    """Let 32 workers take a scripted step of 50 ms each, 20 times in step; nothing lost would be 1.0."""
+    """Let 32 workers take a scripted step of 50 ms at the same time, 20 times.
+
+    An efficiency of 1.0 means that no time is lost.
+    """
     from orch import AsyncOrchestrator, Config, ScriptedBackend, SubagentsConfig
 
     config = Config(subagents=SubagentsConfig(max_concurrent=BUSY_WORKERS))
@@ -78,12 +88,12 @@ async def efficiency(args: Args, folder: Path) -> Row:
 
 
 async def measure(args: Args) -> list[Row]:
-    """Measure both templates against a forkserver that preloads the same packages, then the busy workers."""
+    """Measure both templates against a forkserver with the same packages, then measure the busy workers."""
     with harness.scratch() as folder:
-        rows, most = [], 0.0
+        rows, limit = [], 0.0
         for template in ("lean", "sdk"):
             took, opened = await up_and_answering(args, folder, template)
-            most = max(most, opened)
+            limit = max(limit, opened)
             rows.append(
                 harness.compared(
                     f"{WORKERS} workers up and answering, {template} (s; peer: multiprocess forkserver, same preload)",
@@ -93,7 +103,7 @@ async def measure(args: Args) -> list[Row]:
                     aim="<= 0.3",
                 )
             )
-        rows.append(harness.counted("root descriptors per worker", most, must="<= 3"))
+        rows.append(harness.counted("root descriptors per worker", limit, must="<= 3"))
         rows.append(await efficiency(args, folder))
     return rows
 

@@ -1,4 +1,8 @@
-"""Real SDKs on loopback: a new agent's first answer, the memory it then has, and a step against the SDK's bare call."""
+"""Real SDKs on the loopback interface.
+
+The bench measures the first answer of a new agent, the memory of the agent afterwards, and a step compared with a plain
+call of the SDK.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +35,12 @@ STEP = ("<= 1.3", "<= 1.1")
 
 
 def base_urls(url: str) -> dict[str, str]:
-    """Return the address of each provider's API at the server `url`."""
+    """Return the addresses of the providers' APIs at the server `url`."""
     return {"anthropic": url, "openai": f"{url}/v1"}
 
 
 def fresh(sdk: str, url: str) -> float:
-    """Return the seconds from the start of a new process to the answer that it prints."""
+    """Return the seconds from the start of a new process to the answer that the process prints."""
     script = str(harness.PEERS / "fresh_asker.py")
     begin = perf_counter()
     with subprocess.Popen([sys.executable, script, sdk, url, MODELS[sdk]], stdout=subprocess.PIPE) as process:
@@ -49,13 +53,13 @@ def fresh(sdk: str, url: str) -> float:
 
 
 async def answers(args: Args, folder: Path, url: str) -> list[Row]:
-    """Spawn and ask, by each SDK in turn, and weigh what has answered once."""
+    """Spawn agents and query them with each SDK in turn. Measure the memory after one answer."""
     import entries
     import zmq_echo
 
     from orch import AsyncOrchestrator, Config
 
-    # Workers let nobody but root look into them, unless told to.
+    # The kernel shows the memory of a worker only if this variable is set.
     os.environ["ORCH_DEBUG_DUMPABLE"] = "1"
     addresses = {f"{sdk.upper()}_BASE_URL": address for sdk, address in base_urls(url).items()}
     hub, weights, plain = zmq_echo.Hub(folder), dict[str, list[float]]((sdk, []) for sdk in MODELS), list[float]()
@@ -72,12 +76,12 @@ async def answers(args: Args, folder: Path, url: str) -> list[Row]:
                 taken = []
                 for _ in range(SPAWNS_A_ROUND):
                     begin = perf_counter()
-                    # The peer is told nothing of a project either.
+                    # The peer gets no information about a project either.
                     agent = await orchestrator.spawn("nothing", model=f"{sdk}:{MODELS[sdk]}", context="none")
                     await agent.query("hi")
                     taken.append(perf_counter() - begin)
                     os.kill(agent.pid, signal.SIGUSR1)
-                    # The signal interrupts its waiting, so the ping is answered after the collection.
+                    # The signal interrupts the waiting worker, so the worker answers the ping after the collection.
                     await agent.ping()
                     weights[sdk].append(private_mib(agent.pid))
                     await agent.kill()
@@ -123,30 +127,32 @@ async def answers(args: Args, folder: Path, url: str) -> list[Row]:
     return rows
 
 
-class Nobody:
-    """A root that an agent has nothing to ask of."""
+class UnusedRoot:
+    """A root that answers no requests."""
 
     def report(self, phase: str, detail: str, step: int) -> None:
-        """Hear nothing."""
+        """Do nothing."""
 
-    async def call_root(self, called: AnyService, *_: Any) -> Any:
-        service = called.name
+    async def call_root(self, service: AnyService, *_: Any) -> Any:
         """Serve nothing."""
-        raise RuntimeError(f"an agent of this bench asked its root for {service}")
+        raise RuntimeError(f"an agent of this bench asked its root for {service.name}")
 
     def emit(self, query_id: str, kind: str, text: str, name: str, step: int, is_error: bool) -> None:
-        """Hear nothing."""
+        """Do nothing."""
 
-    def heard(self, steer_id: str) -> None:
-        """Hear nothing."""
+    def called(self, query_id: str, called: Any) -> None:
+        """Do nothing."""
+
+    def steering_recorded(self, steer_id: str) -> None:
+        """Do nothing."""
 
     def stop(self, code: int = 0) -> None:
-        """The agent cannot go on."""
+        """Raise an error, because the agent cannot continue."""
         raise RuntimeError(f"the agent stopped with {code}")
 
 
 def conversation(length: int) -> tuple[Any, ...]:
-    """Return a history of `length` messages: questions, calls, results and answers."""
+    """Return a history of `length` messages, which are questions, calls, results and answers."""
     from orch_protocol.core.messages import Message, Text, ToolResult, ToolUse
 
     def four(number: int) -> list[Message]:
@@ -163,7 +169,10 @@ def conversation(length: int) -> tuple[Any, ...]:
 
 
 def bare_call(sdk: str, url: str) -> Callable[[dict[str, Any]], Awaitable[str]]:
-    """Return what asks by the SDK alone, as its documentation shows, and returns the streamed text."""
+    """Return a function that sends a request with the SDK alone, as its documentation shows.
+
+    The function returns the streamed text.
+    """
     if sdk == "anthropic":
         import anthropic
 
@@ -186,9 +195,9 @@ def bare_call(sdk: str, url: str) -> Callable[[dict[str, Any]], Awaitable[str]]:
 
 
 async def step(args: Args, folder: Path, server: harness.Peer, sdk: str, length: int) -> Row:
-    """Ask an agent with `length` messages behind it, and the SDK with the very request that the agent sent.
+    """Measure an agent with `length` earlier messages, and the SDK with the same request that the agent sent.
 
-    A turn of the agent is one step here: it records the prompt, the response and the reply.
+    A turn of the agent is one step here. The turn records the prompt, the response and the reply.
     """
     from orch_protocol.agent.spec import AgentSpec, BackendSpec
     from orch_protocol.wire.worker_messages import Query
@@ -206,10 +215,10 @@ async def step(args: Args, folder: Path, server: harness.Peer, sdk: str, length:
     async def ours() -> float:
         with harness.scratch() as session:
             spec = AgentSpec("a1", 1, "agent", "task", backend, str(session), str(folder), tools=tools, history=history)
-            runtime = Runtime(spec, KEYS, Nobody())
+            runtime = Runtime(spec, KEYS, UnusedRoot())
 
             async def turn() -> None:
-                finished = await runtime.query("q", Query("and now?"), runtime.begin())
+                finished = await runtime.query("q", Query("and now?"), runtime.begin_turn())
                 if finished.error is not None:
                     raise RuntimeError(finished.error.message)
 
@@ -238,7 +247,7 @@ async def step(args: Args, folder: Path, server: harness.Peer, sdk: str, length:
 
 
 async def measure(args: Args) -> list[Row]:
-    """Measure first answers and memory with processes, then steps in this one."""
+    """Measure first answers and memory with processes, then steps in this process."""
     sys.path.append(str(harness.PEERS))
     server = harness.Peer(sys.executable, "model_server.py")
     try:

@@ -1,4 +1,6 @@
-"""What a workspace holds of what is needed later, by how it is ordered; and what keeping one costs a turn."""
+"""The share of needed objects that a workspace shows, for different orders of objects, and the time of a turn with a
+workspace.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ from orch_worker.workspace import ranking
 TURNS, MADE = 120, 4
 BUDGET = 1_000
 NEEDED_AGAIN = 0.6
-"""So many questions are about something of an earlier turn; the others about what was just made."""
+"""The share of questions about an object of an earlier turn. The other questions are about a new object."""
 VAGUE = 0.15
-"""So many questions do not name what they are about: whoever answers has to have it in sight."""
+"""The share of questions that do not name their object. To answer them, the object must be visible."""
 SIDES = 300
 
 HELD = "share of later-needed objects that {tokens} tokens hold, {turns} turns (peer: {peer}; times more)"
@@ -48,7 +50,10 @@ ASKED = (
 
 
 def life(seed: int, turns: int) -> list[tuple[list[Artifact], str, str]]:
-    """Return the turns of a synthetic session: what each makes, its question, and the object that this needs."""
+    """Return the turns of a synthetic session.
+
+    Each turn contains the objects that it creates, its question, and the object that the question needs.
+    """
     chance = random.Random(seed)
     made: list[tuple[Artifact, str, str]] = []
     told = []
@@ -87,22 +92,22 @@ Order = Callable[[Sequence[Artifact], str, int], list[Artifact]]
 
 
 def by_recency(artifacts: Sequence[Artifact], prompt: str, turn: int) -> list[Artifact]:  # noqa: ARG001
-    """Return `artifacts`, the latest first."""
+    """Return `artifacts`, the latest object first."""
     return sorted(artifacts, key=lambda each: (-each.used, each.name))
 
 
 def by_reference(artifacts: Sequence[Artifact], prompt: str, turn: int) -> list[Artifact]:
-    """Return them by the weights that the formula has where it is from: recency first."""
-    ours = ranking.RECENT, ranking.ABOUT
-    ranking.RECENT, ranking.ABOUT = 0.4, 0.3  # type: ignore[misc]
+    """Return `artifacts` ordered by the weights of the original formula, in which recency has the highest weight."""
+    ours = ranking.RECENCY_WEIGHT, ranking.OVERLAP_WEIGHT
+    ranking.RECENCY_WEIGHT, ranking.OVERLAP_WEIGHT = 0.4, 0.3  # type: ignore[misc]
     try:
         return ranking.rank_artifacts(artifacts, prompt, turn)
     finally:
-        ranking.RECENT, ranking.ABOUT = ours  # type: ignore[misc]
+        ranking.RECENCY_WEIGHT, ranking.OVERLAP_WEIGHT = ours  # type: ignore[misc]
 
 
 def held(order: Order, seeds: int, turns: int) -> float:
-    """Return which share of the needed objects is told of when the question that needs it comes."""
+    """Return the share of needed objects that the workspace shows when their question is asked."""
     size = TokenEstimator().text
     found = asked = 0
     for seed in range(seeds):
@@ -124,7 +129,7 @@ def _used(artifact: Artifact, turn: int) -> Artifact:
 
 
 async def turns(folder: Path, times: int, *, kept: bool, calls: bool, count: int = 0) -> float:
-    """Return the median microseconds of a turn of a runtime without processes, which has `count` objects at hand."""
+    """Return the median microseconds of a turn of a runtime without processes. Its workspace has `count` objects."""
     from orch_protocol.agent.spec import AgentSpec, BackendSpec
     from orch_protocol.core.workspace import KeepArtifact
     from orch_protocol.wire.worker_messages import Query
@@ -145,7 +150,7 @@ async def turns(folder: Path, times: int, *, kept: bool, calls: bool, count: int
     taken = []
     for number in range(times):
         begin = perf_counter()
-        await runtime.query(f"q{number}", Query("What of the flow of the pump?"), runtime.begin())
+        await runtime.query(f"q{number}", Query("What of the flow of the pump?"), runtime.begin_turn())
         taken.append(perf_counter() - begin)
         await asyncio.sleep(0)
     runtime.close()
@@ -153,7 +158,7 @@ async def turns(folder: Path, times: int, *, kept: bool, calls: bool, count: int
 
 
 async def measure(args: Args) -> list[Row]:
-    """Count what is held, and time turns."""
+    """Count the visible objects, and measure turns."""
     seeds, length = (4, 60) if args.quick else (20, TURNS)
     ours, recency, reference = (
         held(order, seeds, length) for order in (ranking.rank_artifacts, by_recency, by_reference)

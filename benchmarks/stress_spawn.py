@@ -1,6 +1,7 @@
-"""Spawn, ping and kill, twenty thousand times: nothing may hang, be lost or pile up.
+"""Spawn, ping and kill agents twenty thousand times. No call may hang, and no process, descriptor or exit code may be
+lost.
 
-Then some agents are killed and asked again ten thousand times: their root must stay as it was after the first thousand.
+Then some agents are killed and queried again ten thousand times. The root must not grow after the first thousand.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RUN = "stress"
 
 
 def lost(home: Path) -> int:
-    """Return how many of the processes that were launched are not known to have ended as they did: by SIGKILL."""
+    """Return the number of started processes whose end by SIGKILL is not recorded."""
     launched, ended = 0, 0
     for entry in map(json.loads, (home / "runs" / RUN / "journal.jsonl").read_text().splitlines()):
         launched += entry.get("type") == "launched"
@@ -36,25 +37,28 @@ def lost(home: Path) -> int:
 
 
 def zombies() -> int:
-    """Return how many processes below this one have ended and are not buried."""
+    """Return the number of processes below this process that have ended and were not reaped."""
     return sum(stat(pid)[:1] == ["Z"] for pid in descendants(os.getpid()))
 
 
 def held() -> tuple[int, float]:
-    """Return how many descriptors this process has, and how much memory, in MiB."""
+    """Return the number of descriptors of this process, and its memory in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGESIZE") / (1 << 20)
 
 
 class Toil:
-    """Does something over and over, some at a time, and counts what goes wrong."""
+    """Repeats actions, several at a time, and counts errors."""
 
     def __init__(self) -> None:
         self.hangs = 0
         self.failures: list[str] = []
 
     async def again_and_again(self, count: int, cycles: list[Callable[[], Awaitable[None]]]) -> None:
-        """Run `count` cycles, all of `cycles` at once, each one after itself."""
+        """Run `count` cycles.
+
+        All functions in `cycles` run concurrently, and each function runs again after its end.
+        """
         started = 0
 
         async def repeat(cycle: Callable[[], Awaitable[None]]) -> None:
@@ -74,7 +78,7 @@ class Toil:
 
 
 def one_life_each(orchestrator: Any) -> Callable[[], Awaitable[None]]:
-    """Return what spawns an agent, speaks with it and kills it."""
+    """Return a function that spawns an agent, queries it and kills it."""
     from orch import ScriptedBackend
 
     async def cycle() -> None:
@@ -86,7 +90,7 @@ def one_life_each(orchestrator: Any) -> Callable[[], Awaitable[None]]:
 
 
 async def many_lives(orchestrator: Any) -> Callable[[], Awaitable[None]]:
-    """Return what asks an agent, always the same, kills it and resumes it."""
+    """Return a function that queries the same agent, kills it and resumes it."""
     from orch import ScriptedBackend
 
     agent = await orchestrator.spawn("nothing", backend=ScriptedBackend([{"loop": ["x"]}]))
@@ -100,7 +104,7 @@ async def many_lives(orchestrator: Any) -> Callable[[], Awaitable[None]]:
 
 
 async def measure(args: Args) -> list[Row]:
-    """Run the cycles, a few at a time, under one root each."""
+    """Run the cycles, several at a time, with one root for each kind of cycle."""
     from orch import AsyncOrchestrator, Config, SubagentsConfig
 
     cycles, lives = (QUICK_CYCLES, QUICK_LIVES) if args.quick else (CYCLES, LIVES)
@@ -109,7 +113,7 @@ async def measure(args: Args) -> list[Row]:
     with harness.scratch() as home:
         async with AsyncOrchestrator(config=config, home=home, run=RUN) as orchestrator:
             spawns = Toil()
-            # By the 1,000th all is loaded, and as many agents as are kept at hand are.
+            # By the 1,000th cycle, all code is loaded, and the cache of agents is full.
             await spawns.again_and_again(first, [one_life_each(orchestrator)] * AT_ONCE)
             fds, mib = held()
             await spawns.again_and_again(half - first, [one_life_each(orchestrator)] * AT_ONCE)
@@ -137,14 +141,18 @@ async def measure(args: Args) -> list[Row]:
         harness.counted(f"{title}bad frames", bad, must="== 0"),
         harness.counted(f"{title}lost exit codes", missing, must="== 0"),
         harness.counted(f"{title}zombies", left, must="== 0"),
-        harness.counted(f"{title}more descriptors of the root than after {first}", more_fds - fds, must="<= 5"),
-        harness.counted(f"{title}memory of the root for an agent on record (KiB)", each, must="<= 5"),
+        harness.counted(f"{title}additional descriptors of the root since spawn {first}", more_fds - fds, must="<= 5"),
+        harness.counted(f"{title}memory of the root per recorded agent (KiB)", each, must="<= 5"),
         harness.counted(f"{half} spawns: zombies", half_left, must="== 0"),
-        harness.counted(f"{half} spawns: more descriptors of the root than after {first}", half_fds - fds, must="<= 5"),
         harness.counted(
-            f"{half} spawns: growth of the root since {first} (%)", 100 * (half_mib / mib - 1), must="<= 10"
+            f"{half} spawns: additional descriptors of the root since spawn {first}", half_fds - fds, must="<= 5"
         ),
-        harness.counted(f"{lives} processes of the same agents: growth of the root (%)", growth, must="<= 10"),
+        harness.counted(
+            f"{half} spawns: memory growth of the root since spawn {first} (%)",
+            100 * (half_mib / mib - 1),
+            must="<= 10",
+        ),
+        harness.counted(f"{lives} processes of the same agents: memory growth of the root (%)", growth, must="<= 10"),
     ]
 
 

@@ -1,8 +1,9 @@
-"""Count the Python calls of a scripted query and of a spawn, in the orch that this interpreter imports.
+"""Count the Python calls of a scripted query and of a spawn, in the version of orch that this interpreter imports.
 
-`log_calls.py` logs those of the root, the shim, the zygotes and the workers in the folder given. Each figure is
-about the second of two equal actions, so that imports and caches are warm. Uses only names of `orch.__all__`.
-Prints one JSON object: for `query` and `spawn`, the calls and the modules of orch's three packages, and all calls.
+`log_calls.py` logs the calls of the root, the shim, the zygotes and the workers in the given folder. Each figure is for
+the second of two equal actions, so that imports and caches are warm. The program uses only names in `orch.__all__`. The
+program prints one JSON object. For `query` and `spawn`, the object contains the number of calls and modules of orch's
+three packages, the names of these modules, and the number of all calls.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 QUERY, SPAWN = 1, 2
 PACKAGES = ("orch", "orch_worker", "orch_protocol")
@@ -18,7 +20,7 @@ SETTLE_SECONDS = 0.05
 
 
 class Phase:
-    """Switches the logging of calls, in every process."""
+    """Turns the logging of calls on and off, in every process."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -30,7 +32,7 @@ class Phase:
 
 
 async def run(folder: Path) -> None:
-    """Spawn two agents and send each two queries; log the second spawn and the second query of the first agent."""
+    """Spawn two agents and send two queries to each. Log the second spawn and the second query of the first agent."""
     from orch import AsyncOrchestrator, ScriptedBackend
 
     phase = Phase(folder / "phase")
@@ -48,12 +50,13 @@ async def run(folder: Path) -> None:
         phase.set(0)
 
 
-def summary(log: Path, phase: int) -> dict[str, int]:
-    """Return how many calls `log` has of `phase`, and how many calls and modules of them are of orch."""
+def summary(log: Path, phase: int) -> dict[str, Any]:
+    """Return the number of calls in `log` in the phase `phase`, and the calls and modules of orch."""
     calls = [line.split(" ", 2) for line in log.read_text().splitlines()]
     modules = [module for number, _, module in calls if number == str(phase)]
     ours = [module for module in modules if module.partition(".")[0] in PACKAGES]
-    return {"calls": len(ours), "modules": len(set(ours)), "all_calls": len(modules)}
+    names = sorted(set(ours))
+    return {"calls": len(ours), "modules": len(names), "names": names, "all_calls": len(modules)}
 
 
 if __name__ == "__main__":
